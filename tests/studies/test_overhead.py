@@ -18,8 +18,7 @@ from flexact.io import csv_rows
 from flexact.ops import dispatch
 from flexact.routing.sites import sites_of
 from flexact.studies.cifar_resnets import BLOCKS
-from flexact.studies import cuda_graph
-from flexact.studies.cuda_graph import GraphedTraining, study_stream
+from flexact.studies.cuda_graph import study_stream
 from flexact.studies.overhead import training as steps
 from flexact.studies.overhead.options import BASELINE, PARAMETERS, TRAIN, Cell, Measurement, Options, chosen
 from flexact.studies.overhead.study import PAPER, planned, run, written
@@ -165,27 +164,6 @@ def test_each_compiled_network_has_its_own_code(monkeypatch: pytest.MonkeyPatch)
 def test_a_graph_needs_a_gpu() -> None:
     with pytest.raises(flexact.FlexActError, match="CUDA"):
         Training(small(), "closed_form", batch(), compiled=False).capture()
-
-
-def test_steps_after_a_capture_replay_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The graph is simulated: capturing runs nothing, and a replay runs the step."""
-
-    def simulated(work: Callable[[], None], *_: object) -> tuple[Callable[[], None], list[object]]:
-        return lambda: (work(), replays.append(1)), []  # type: ignore[return-value]
-
-    replays: list[int] = []
-    monkeypatch.setattr(cuda_graph, "captured_by_thread", simulated)
-    losses = []
-    for replayed in (False, True):
-        training = Training(small(), "closed_form", batch(), compiled=False)
-        training.warm_up()
-        if replayed:
-            GraphedTraining.capture(training)
-        for _ in range(5):
-            training.step()
-        losses.append(training.loss.item())
-    assert losses[0] == losses[1]
-    assert len(replays) == 5
 
 
 @pytest.mark.gpu

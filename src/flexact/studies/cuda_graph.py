@@ -92,13 +92,9 @@ class GraphedTraining(ABC):
             if routing_state(self.schedule) != before:
                 self._forget_graph(tried)
         if self._captures and self.graph is None and self._eager_steps >= EAGER_STEPS:
-            self.capture()
-
-    def capture(self) -> None:
-        """Capture a step, which later steps replay."""
-        replay, read = captured_by_thread(self._work, self.network, self.device)
-        # A rewind gives the optimizer other states, but the graph keeps its own.
-        self.graph = Graph(replay, read, self.loss, dict(self.optimizer.state))
+            replay, read = captured_by_thread(self._work, self.network, self.device)
+            # A rewind gives the optimizer other states, but the graph keeps its own.
+            self.graph = Graph(replay, read, self.loss, dict(self.optimizer.state))
 
     def _forget_graph(self, tried: int | None = None) -> None:
         """Discard the graph, because the network runs other functions or its optimizer has other memory.

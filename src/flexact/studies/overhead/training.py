@@ -17,7 +17,7 @@ from flexact.errors import FlexActError
 from flexact.ops import dispatch
 from flexact.routing.sites import sites_of
 from flexact.studies.cifar_resnets import ResNet
-from flexact.studies.cuda_graph import GraphedTraining, autocast
+from flexact.studies.cuda_graph import autocast, captured_by_thread
 from flexact.studies.overhead.options import BASELINE, WAYS
 
 PLACEMENTS: dict[str, str] = {"penultimate": "penultimate", "all": "layer*"}
@@ -108,39 +108,49 @@ class Batch:
         self.device, self.dtype = device, dtype
 
 
-class Training(GraphedTraining):
+class Training:
     """A network in training on one batch.
 
     A step consists of forward, loss, backward, the policy's update of the logits (a hook of the optimizer), the
     optimizer's step and, on the host, the schedule's step.
     """
 
+    loss: Tensor
+    """The loss of the last step, on the device."""
+
     def __init__(self, network: nn.Module, way: str, batch: Batch, compiled: bool) -> None:
-        super().__init__(network.train(), batch.device)
-        self._captures = False  # until `capture` is called
-        self.way, self.batch = way, batch
+        self.network, self.way, self.batch = network.train(), way, batch
         settings: dict[str, Any] = {"lr": 0.01, "momentum": 0.9, "fused": batch.device.type == "cuda"}
         self.optimizer = torch.optim.SGD(param_groups(network, weight_decay=5e-4), **settings)
         self.schedule = Schedule(network, STEPS, self.optimizer) if sites_of(network) else None
         self.forward: Callable[[Tensor], Tensor] = network
+        self._replay: Callable[[], None] | None = None
         self.step()  # not compiled: a router's first forward takes a different path from later ones
         if compiled:
             self.forward = compiled_forward(network)
+
+    def step(self) -> None:
+        """Run one step, from the graph if one was captured."""
+        (self._replay or self._on_device)()
+        if self.schedule is not None:
+            self.schedule.step()
 
     def warm_up(self) -> None:
         """Run the first steps, which compile and allocate."""
         for _ in range(WARM_UP):
             self.step()
-        check_kernels(self.way, self.device)
+        check_kernels(self.way, self.batch.device)
 
     def capture(self) -> None:
-        if self.device.type != "cuda":
+        """Capture a step in a CUDA graph, which later steps replay."""
+        if self.batch.device.type != "cuda":
             raise FlexActError("a CUDA graph needs a CUDA device.")
-        super().capture()
+        self._replay, self._read = captured_by_thread(self._on_device, self.network, self.batch.device)
 
-    def _work(self) -> None:
+    def _on_device(self) -> None:
+        """Run everything that a graph captures."""
         dispatch.use(WAYS[self.way].kernels)  # the step of another network may have selected others
-        with autocast(self.device, self.batch.dtype == torch.bfloat16):
+        with autocast(self.batch.device, self.batch.dtype == torch.bfloat16):
             loss = F.cross_entropy(self.forward(self.batch.images), self.batch.labels)
             if self.schedule is not None:
                 loss = loss + penalty(self.network)
