@@ -195,7 +195,7 @@ def test_inspect_takes_where(capsys, nets):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("nets", "got 'nets' as a function. Give module:name"),
+        ("nets", "Give module:name, such as my_training:train"),
         ("no_such_module:build", "cannot load 'no_such_module:build' (No module named"),
         ("NETS:biuld", "has no attribute 'biuld')"),
         ("NETS:of_width", "of_width() raised TypeError: of_width() missing 1 required positional argument"),

@@ -260,7 +260,6 @@ def test_an_architecture_that_differs_in_a_run_fails_that_run(comparing: Compari
         ({"methods": "flexact"}, "unknown method 'f'"),
         ({"candidates": ["relu", "tahn"]}, "unknown candidate 'tahn'; did you mean 'tanh'"),
         ({"engine": "slurm"}, "unknown engine 'slurm'"),
-        ({"jobs": 2}, "--engine inline trains one run at a time; got 2 --jobs"),
         ({"where": "nowhere"}, "nowhere"),
         ({"train": 3}, "got 3, which cannot be called as train(model, seed, make_schedule)"),
         ({"train": lambda model, seed: 0.0}, "cannot be called as train(model, seed, make_schedule)"),

@@ -52,9 +52,6 @@ class Functions:
 
 def named(specification: str) -> Callable[..., Any]:
     """The function that "module:name" stands for. Modules of the current folder are found too."""
-    module, _, name = specification.partition(":")
-    if not module or not name:
-        raise FlexActError(f"got {specification!r} as a function. Give module:name, such as my_training:train.")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -62,8 +59,8 @@ def named(specification: str) -> Callable[..., Any]:
         return pkgutil.resolve_name(specification)  # type: ignore[no-any-return]  # checked by `Functions`
     except (ModuleNotFoundError, AttributeError, ValueError) as error:
         raise FlexActError(
-            f"cannot load {specification!r} ({error}). Start the command in the folder of the module, or set "
-            "PYTHONPATH; give the name without .py."
+            f"cannot load {specification!r} ({error}). Give module:name, such as my_training:train, and start the "
+            "command in the folder of the module, or set PYTHONPATH."
         ) from None
 
 

@@ -31,16 +31,16 @@ def seeded(seed: int) -> Iterator[None]:
     """Seed Python, numpy and torch, and restore their states at the end."""
     import numpy  # scipy, which the comparison needs, depends on it
 
-    states = random.getstate(), numpy.random.get_state()
+    states = random.getstate(), numpy.random.get_state()  # noqa: NPY002  # the generator of users' code
     with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_initialized() else []):
         random.seed(seed)
-        numpy.random.seed(seed % 2**32)
+        numpy.random.seed(seed % 2**32)  # noqa: NPY002
         torch.manual_seed(seed)
         try:
             yield
         finally:
             random.setstate(states[0])
-            numpy.random.set_state(states[1])
+            numpy.random.set_state(states[1])  # noqa: NPY002
 
 
 def network(build: Build, seed: int) -> nn.Module:
@@ -106,16 +106,11 @@ def prepared(functions: Functions, config: FlexConfig, seeds: Sequence[int]) -> 
     return protocol, originals.pop() if len(originals) == 1 else None
 
 
-ENGINES = ("local", "inline", "ray")
-
-
 def engine_for(functions: Functions, name: str, device: str | None, jobs: int | None, address: str | None) -> Engine:
     """An engine by its name. Raises if the functions cannot be sent to its processes."""
-    check_known("engine", name, ENGINES)
+    check_known("engine", name, ("local", "inline", "ray"))
     if name == "inline":
-        if (jobs or 1) > 1:
-            raise FlexActError(f"--engine inline trains one run at a time; got {jobs} --jobs. Use --engine local.")
-        return grid_engine("streams", device, 1)
+        return grid_engine("streams", device, jobs=1)
     _ = functions.packed  # raises if the functions cannot be sent
     own = grid_engine(name, device, jobs, address)
     one_at_a_time = name == "local" and (jobs or len(devices(device))) == 1
