@@ -121,7 +121,7 @@ def test_a_train_that_ignores_the_schedule_leaves_sites_not_committed(comparing:
     found = comparing(ignoring, seeds=1)
     rows = {row.method: row for row in found.runs}
     assert rows["flexact"].error.startswith(
-        "2 of 2 sites are not committed: train did not use the schedule. Make it from the third argument"
+        "2 of 2 sites are not committed: schedule.step() was called 0 times. Make the schedule from the third argument"
     )
     assert rows["flexact-alone"].state == "failed"
     assert rows["original"].state == rows["fixed-tanh"].state == "done"
@@ -140,7 +140,7 @@ def test_a_schedule_stopped_before_its_commitment_leaves_sites_not_committed(com
         return 1.0
 
     (row,) = comparing(short, seeds=1, methods=["flexact"]).runs
-    assert "train called schedule.step() 1 times, and the schedule has 1,000 steps" in row.error
+    assert "schedule.step() was called 1 of 1,000 times" in row.error
 
 
 def test_a_train_that_stops_after_the_commitment_has_a_note(comparing: Comparing) -> None:
@@ -157,7 +157,7 @@ def test_a_train_that_stops_after_the_commitment_has_a_note(comparing: Comparing
 
     found = comparing(early, seeds=2, methods=["flexact"])
     (note,) = {row.note for row in found.runs}
-    assert re.fullmatch(r"train stopped at step [\d,]+ of the schedule's [\d,]+", note)
+    assert re.fullmatch(r"schedule\.step\(\) was called [\d,]+ of [\d,]+ times", note)
     assert f"Note on flexact-0, flexact-1: {note}." in str(found)
 
 

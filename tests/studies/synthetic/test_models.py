@@ -4,7 +4,7 @@ from torch import nn
 
 from flexact import FlexAct, FlexActError, FlexConfig, Policy
 from flexact.baselines import BASELINES
-from flexact.studies.synthetic.options import Options, activation_of, learned, policy
+from flexact.studies.synthetic.options import Options, activation_of, check_models, learned, policy
 from flexact.studies.synthetic.replicas import Replicas, _rate
 
 
@@ -36,6 +36,7 @@ def test_all_replicas_of_a_model_share_its_activation(name):
 @pytest.mark.parametrize("hidden", [0, 3])
 def test_a_kolmogorov_arnold_layer_replaces_the_unit_and_is_the_same_on_every_call(hidden):
     options = Options(truths=("relu", "tanh"), seeds=2, hidden=hidden, models=("kan",))
+    check_models(options)
     layer = activation_of("kan", options)
     network = Replicas(options, layer)
     network(torch.randn(3, 4, 4)).sum().backward()
@@ -59,15 +60,15 @@ def test_fixed_models_are_the_plain_modules():
 
 def test_an_unknown_model_is_reported_with_the_nearest():
     with pytest.raises(FlexActError, match=r"'flexact-defualt'.*'flexact-default'"):
-        Options(models=("flexact-defualt",))
-    Options(models=("flexact-a0.25", "gelu", "splash", "none"))
+        check_models(Options(models=("flexact-defualt",)))
+    check_models(Options(models=("flexact-a0.25", "gelu", "splash", "none")))
 
 
 def test_a_truth_that_is_no_candidate_is_refused_for_models_that_pick():
     options = {"truths": ("relu", "gelu"), "candidates": ("relu", "tanh")}
     with pytest.raises(FlexActError, match=r"flexact-a0 picks from relu, tanh, and can never find the truth gelu"):
-        Options(models=("prelu", "flexact-a0"), **options)
-    Options(models=("prelu", "tanh"), **options)
+        check_models(Options(models=("prelu", "flexact-a0"), **options))
+    check_models(Options(models=("prelu", "tanh"), **options))
 
 
 def test_models_that_pick_train_at_a_constant_rate_and_the_others_at_a_falling_one():

@@ -47,7 +47,7 @@ class Compared:
     @cached_property
     def summaries(self) -> list[Summary]:
         """One summary per method: scores by seed, difference and p against the original, cost."""
-        return summaries(self.runs, list(dict.fromkeys(row.method for row in self.runs)))
+        return summaries(self.runs)
 
     @property
     def picks(self) -> dict[int, dict[str, str]]:

@@ -65,7 +65,7 @@ def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
 @style()
 def paired_differences(done: Sequence[Result]) -> Picture | None:
     """The difference from the original network on each seed, and its mean, with a row per method."""
-    found = {one.method: one.against for one in summaries(done, _methods(done)) if one.against is not None}
+    found = {one.method: one.against for one in summaries(done) if one.against is not None}
     if not found:
         return None
     figure, (ax,) = drawing.panels(inches=drawing.row_inches(len(found)))
@@ -92,7 +92,7 @@ def learning_curves(store: GridStore[Result], done: Sequence[Result]) -> Picture
             curves.setdefault(row.method, []).append(curve)
     if not curves:
         return None
-    colours = candidate_colours(candidate for method in _methods(done) if (candidate := candidate_of(method)))
+    colours = candidate_colours(candidate for method in curves if (candidate := candidate_of(method)))
     figure, (ax,) = drawing.panels()
     for method, own in curves.items():
         candidate = candidate_of(method)
@@ -109,7 +109,3 @@ def learning_curves(store: GridStore[Result], done: Sequence[Result]) -> Picture
         "from a network that is still picking. A rewind restores the initial weights, so its score falls there.",
         drawing.finished(figure),
     )
-
-
-def _methods(done: Sequence[Result]) -> list[str]:
-    return list(dict.fromkeys(row.method for row in done))

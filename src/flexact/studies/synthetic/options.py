@@ -104,20 +104,6 @@ class Options:
         check_names("candidates", self.candidates, known)
         if len(self.candidates) < 2:
             raise FlexActError(f"--candidates must name at least two candidates; got {', '.join(self.candidates)}.")
-        if self.models:
-            self._check_models()
-
-    def _check_models(self) -> None:
-        """Raise if a model is unknown, or if a truth is not among the candidates of a model that picks."""
-        alphas = [model for model in self.models if alpha_of(model) is not None] or ["flexact-a0.3"]
-        check_names("models", self.models, (DEFAULT, KAN, *alphas, *CORRECTIONS, *BASELINES, *known_names()))
-        picking = [model for model in self.models if policy(model, self) is not None]
-        missing = [truth for truth in self.truths if truth not in self.candidates]
-        if picking and missing:
-            raise FlexActError(
-                f"{picking[0]} picks from {', '.join(self.candidates)}, and can never find the truth "
-                f"{', '.join(missing)}. Add it to --candidates, or change --truths or --models."
-            )
 
     @property
     def cells(self) -> list[Cell]:
@@ -132,7 +118,8 @@ class Options:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Options:
         """Return the inverse of `to_dict`. Missing names keep their defaults."""
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()})
+        fields: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+        return cls(**fields)
 
 
 def policy(model: str, options: Options) -> FlexConfig | None:
@@ -172,3 +159,16 @@ def activation_of(model: str, options: Options) -> nn.Module:
 def learned(model: str, options: Options) -> int:
     """Return the number of parameters that one replica's activation learns; a KAN layer's include its linear part."""
     return sum(parameter.numel() for parameter in activation_of(model, options).parameters()) // len(options.cells)
+
+
+def check_models(options: Options) -> None:
+    """Raise if a model is unknown, or if a truth is not among the candidates of a model that picks."""
+    alphas = [model for model in options.models if alpha_of(model) is not None] or ["flexact-a0.3"]
+    check_names("models", options.models, (DEFAULT, KAN, *alphas, *CORRECTIONS, *BASELINES, *known_names()))
+    picking = [model for model in options.models if policy(model, options) is not None]
+    missing = [truth for truth in options.truths if truth not in options.candidates]
+    if picking and missing:
+        raise FlexActError(
+            f"{picking[0]} picks from {', '.join(options.candidates)}, and can never find the truth "
+            f"{', '.join(missing)}. Add it to --candidates, or change --truths or --models."
+        )

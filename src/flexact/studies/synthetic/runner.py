@@ -17,7 +17,7 @@ from flexact.routing.layer import FlexAct
 from flexact.studies.grid.statistics import mean_and_deviation
 from flexact.studies.progress import Progress
 from flexact.studies.provenance import run_config
-from flexact.studies.synthetic.options import Options, activation_of, policy
+from flexact.studies.synthetic.options import Options, activation_of, check_models, policy
 from flexact.studies.synthetic.replicas import GRID, Trained, train
 from flexact.studies.synthetic.store import LINES, Part, Point, Result, read_parts, write_parts
 from flexact.studies.synthetic.studies import Study
@@ -39,6 +39,7 @@ def run(
     progress: Progress | None = None,
 ) -> None:
     """Train the models that are not done yet, and write the tables. The results do not depend on `jobs`."""
+    check_models(options)
     policies = {model: policy(model, options) for model in options.models}
     config = run_config(
         study.name,
