@@ -94,8 +94,8 @@ class ScheduleMaker:
         if uncommitted and not ended:
             raise FlexActError(
                 f"{uncommitted} of {len(self._sites)} sites are not committed: schedule.step() was called {times}. "
-                "Make the schedule from the third argument, schedule = make_schedule(network_steps=..., optimizer=...); "
-                "train for schedule.total_steps and call schedule.step(loss) after each step."
+                "Make the schedule from the third argument, make_schedule(network_steps=..., optimizer=...), "
+                "train for schedule.total_steps, and call schedule.step(loss) after each step."
             )
         if uncommitted:
             return {}, ["the sites are not committed: this policy never commits", *self._warnings]
