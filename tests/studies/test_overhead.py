@@ -23,7 +23,7 @@ from flexact.studies.overhead import training as steps
 from flexact.studies.overhead.options import BASELINE, PARAMETERS, TRAIN, Cell, Measurement, Options, chosen
 from flexact.studies.overhead.study import PAPER, planned, run, written
 from flexact.studies.overhead.timing import interleaved, ratios, spread
-from flexact.studies.overhead.training import Batch, PlainSite, Training, build, use_kernels
+from flexact.studies.overhead.training import Batch, PlainSite, Training, build
 
 count = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "launches.py"))["count"]
 RESULTS = Path(__file__).parents[2] / "results" / "overhead"
@@ -110,7 +110,7 @@ def test_extraction_leaves_the_network_with_relu(where: str, fuse: bool) -> None
 
 def test_an_implementation_that_does_not_run_here_is_an_error() -> None:
     with pytest.raises(flexact.FlexActError, match="run on CUDA tensors"):
-        use_kernels("fused", CPU)
+        small("fused")
 
 
 def test_cells_are_planned_with_the_baseline_first_and_once() -> None:

@@ -5,7 +5,7 @@ from torch import nn
 from flexact import FlexAct, FlexActError, FlexConfig, Policy
 from flexact.baselines import BASELINES
 from flexact.studies.synthetic.options import Options, activation_of, check_models, learned, policy
-from flexact.studies.synthetic.replicas import Replicas, _rate
+from flexact.studies.synthetic.replicas import Replicas
 
 
 def test_names_stand_for_policies():
@@ -69,8 +69,3 @@ def test_a_truth_that_is_no_candidate_is_refused_for_models_that_pick():
     with pytest.raises(FlexActError, match=r"flexact-a0 picks from relu, tanh, and can never find the truth gelu"):
         check_models(Options(models=("prelu", "flexact-a0"), **options))
     check_models(Options(models=("prelu", "tanh"), **options))
-
-
-def test_models_that_pick_train_at_a_constant_rate_and_the_others_at_a_falling_one():
-    assert [_rate(True, progress) for progress in (0.0, 0.5)] == [1.0, 1.0]
-    assert [_rate(False, progress) for progress in (0.0, 0.5)] == [5.0, 2.5]

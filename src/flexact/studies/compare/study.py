@@ -8,23 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from flexact.candidates.registry import ORIGINAL
-from flexact.errors import FlexActError
 from flexact.observe.figures import drawing
 from flexact.observe.figures.colours import INK, candidate_colours, candidate_dash
 from flexact.observe.figures.drawing import Picture, style
 from flexact.report.page import Section, markdown
 from flexact.studies.compare.protocol import ALONE, FLEXACT, Grid, Protocol, Result
 from flexact.studies.compare.table import TITLE, summaries, table
-from flexact.studies.compare.training import Outcome
+from flexact.studies.compare.training import train_cell
 from flexact.studies.grid.cell_task import evaluated, read_curve
 from flexact.studies.grid.report import FLEXACT_COLOUR, finished, mean_line
 from flexact.studies.grid.store import Store as GridStore
 from flexact.studies.grid.study import GridStudy, candidate_of
-
-
-def _no_training(*_: Any, **__: Any) -> Outcome:
-    """Stands for `train_cell`, which needs the user's functions."""
-    raise FlexActError("this folder was opened for reading only, so no run can be trained in it.")
 
 
 def _no_data(name: str, folder: Path, partial: bool) -> None:
@@ -39,7 +33,7 @@ STUDY = GridStudy(
     protocol=Protocol,
     row=Result,
     table=table,
-    train=_no_training,
+    train=train_cell,  # to which `compare` adds the user's functions
     load=_no_data,
     sha256=lambda name, protocol, folder, partial: None,
     told=lambda row: f"{row.score:.4g}",

@@ -59,26 +59,22 @@ def build(
     device: torch.device,
     candidates: Sequence[str] = PAPER_CANDIDATES,
 ) -> nn.Module:
-    """Return a ResNet on its device in channels-last layout; the weights are the same in every call."""
+    """Return a ResNet on its device in channels-last layout; the weights are the same in every call. Its kernels are
+    selected; raises if they do not run on the device."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)  # not the GPU's, which a failed capture leaves unusable
         network: nn.Module = ResNet(blocks, width=width)
     network = network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     if placement == BASELINE:
         return network
-    use_kernels(way, device)
+    dispatch.use(WAYS[way].kernels)
+    check_kernels(way, device)
     config = FlexConfig(candidates=tuple(candidates))
     network = convert(network, PLACEMENTS[placement], config, fuse=WAYS[way].fuse)
     if WAYS[way].plain:
         for site in sites_of(network):
             site.__class__ = PlainSite
     return network
-
-
-def use_kernels(way: str, device: torch.device) -> None:
-    """Select the kernels of an implementation in WAYS. Raises if a fallback would run in their place."""
-    dispatch.use(WAYS[way].kernels)
-    check_kernels(way, device)
 
 
 def check_kernels(way: str, device: torch.device) -> None:
