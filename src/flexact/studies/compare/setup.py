@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError, missing_extra
 from flexact.io.value_checks import check_known
+from flexact.routing.random_state import same_random_state
 from flexact.routing.sites import sites_of
 from flexact.studies.compare.functions import Build, Functions, name_of
 from flexact.studies.compare.protocol import ALONE, Protocol
@@ -31,16 +32,11 @@ def seeded(seed: int) -> Iterator[None]:
     """Seed Python, numpy and torch, and restore their states at the end."""
     import numpy  # scipy, which the comparison needs, depends on it
 
-    states = random.getstate(), numpy.random.get_state()  # noqa: NPY002  # the generator of users' code
-    with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_initialized() else []):
+    with same_random_state():
         random.seed(seed)
-        numpy.random.seed(seed % 2**32)  # noqa: NPY002
+        numpy.random.seed(seed % 2**32)  # noqa: NPY002  # the generator of users' code
         torch.manual_seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(states[0])
-            numpy.random.set_state(states[1])  # noqa: NPY002
+        yield
 
 
 def network(build: Build, seed: int) -> nn.Module:
