@@ -70,7 +70,7 @@ class HeldOut:
 
     def check(self, candidate: str) -> None:
         """Measure the loss once before the run. Raise if it is not finite."""
-        with same_random_state(self._model):
+        with same_random_state():
             value = self.loss(candidate, None)
         if math.isinf(value):
             raise FlexActError(
