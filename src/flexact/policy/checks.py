@@ -105,11 +105,12 @@ def warn_if_short(plan: Plan, network_steps: int | None) -> None:
     else:
         steps, wanted = plan.round_steps, plan.config.round_length or SHORTEST
         needed = wanted * plan.rounds
-    if steps < min(SHORTEST, wanted) and plan.config.commit_at is not None:
+    commit_at = plan.config.commit_at
+    if steps < min(SHORTEST, wanted) and commit_at is not None:
         run = "" if network_steps is None else f"with network_steps={network_steps}, the run's "
         warnings.warn(
             f"{run}{plan.total_steps} steps are few for a pick from {plan.k} candidates, which takes about {needed} "
-            "steps. Train longer, or give fewer candidates.",
+            f"steps in the first {100 * commit_at:g} % of the run. Train longer, or give fewer candidates.",
             stacklevel=3,
         )
 

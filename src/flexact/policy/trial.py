@@ -140,7 +140,7 @@ class Trial:
                 return "the loss of every candidate is NaN or infinite"
             self._end_rung(step, ranked)
             self.steps = rung.until
-        self._start.restore(step, self._saved.get(self._candidate))
+        self._start.restore(step, self._saved.get(self._candidate), stacklevel=5)
         if self._candidate not in self._saved:
             initialise(self._router.sites, self._candidate)
         self._router.trying = None if self._router.committed else self._candidate
@@ -190,7 +190,7 @@ class Trial:
             warnings.warn(
                 f"these candidates had a NaN or infinite loss in the trial and are dropped: {', '.join(diverged)}. "
                 "Lower the learning rate, or leave out the candidates that diverge.",
-                stacklevel=6,
+                stacklevel=5,
             )
         return {candidate: (*_difference(losses[candidate], best), float(len(best))) for candidate in order}
 
