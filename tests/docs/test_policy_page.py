@@ -11,6 +11,7 @@ import pytest
 from scipy.optimize import minimize
 from scipy.stats import ttest_rel
 
+from flexact.studies.picks.study import Store
 from flexact.studies.picks.tasks import TASKS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,6 +85,11 @@ def regret(methods: dict[str, dict[int, float]], method: str, seeds: set[int]) -
         return None
     fixed = [np.mean([by_seed[seed] for seed in shared]) for name, by_seed in methods.items() if "fixed" in name]
     return float((max(fixed) - np.mean([own[seed] for seed in shared])) / (max(fixed) - np.median(fixed)))
+
+
+def test_the_committed_tables_are_those_of_the_committed_rows() -> None:
+    folder = ROOT / "results" / "picks"
+    assert (folder / "table.md").read_text(encoding="utf-8") == Store(folder).table()
 
 
 def test_the_table_of_the_benchmark_matches_its_results() -> None:
