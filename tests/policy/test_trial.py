@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 
 import flexact
 from configs import flat
@@ -407,6 +408,31 @@ def test_the_evidence_is_the_mean_difference_of_the_compared_losses() -> None:
 )
 def test_a_config_that_asks_for_something_else_blends(changes: dict[str, Any]) -> None:
     assert Run(config=flat(**changes), total_steps=100).tried is None
+
+
+@pytest.mark.parametrize("wrap", [parametrizations.weight_norm, parametrizations.spectral_norm])
+def test_a_network_that_normalises_its_weights_only_runs_a_trial(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    def network(act: type[nn.Module]) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(wrap(nn.Linear(4, 8)), act(), nn.Linear(8, 2))
+
+    model = convert(network(nn.ReLU), config=CONFIG)
+    optimizer = OPTIMIZERS["AdamW"](model.parameters())
+    schedule = Schedule(model, network_steps=LENGTH, optimizer=optimizer)
+    assert schedule.router.trying is not None
+    for _ in range(schedule.total_steps):
+        loss = loss_of(model, schedule.trained_steps)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step(loss)
+    plain = network(MODULES[selection(model)[0].pick])
+    optimizer = OPTIMIZERS["AdamW"](plain.parameters())
+    for step in range(LENGTH):
+        loss_of(plain, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same(flexact.extract(model).state_dict(), plain.state_dict())
 
 
 @pytest.mark.parametrize("norm", [nn.LayerNorm(8), nn.BatchNorm1d(8), nn.GroupNorm(2, 8), nn.RMSNorm(8)], ids=repr)
