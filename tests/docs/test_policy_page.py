@@ -67,6 +67,32 @@ def test_least_error_of_a_blend_of_sigmoid_and_relu_on_a_sigmoid(share: float, e
     assert least == pytest.approx(expected, abs=6e-5)
 
 
+@pytest.mark.parametrize(("correlation", "documented"), [(0.0, 85), (0.5, 50)])
+def test_how_often_a_trial_keeps_the_original_if_losses_are_noise(correlation: float, documented: int) -> None:
+    """Simulates the losses that a trial of six candidates compares: the last third of each rung. 0 is the original."""
+    generator = np.random.default_rng(0)
+
+    def losses(steps: int) -> np.ndarray:
+        noise = generator.standard_normal((2_000, 6, steps))
+        for step in range(1, steps):
+            noise[..., step] *= math.sqrt(1 - correlation**2)
+            noise[..., step] += correlation * noise[..., step - 1]
+        return noise
+
+    left = np.ones((2_000, 6), dtype=bool)
+    for steps, survivors in ((35, 3), (35, 2), (70, 1)):
+        series = losses(steps)
+        means = np.where(left, series.mean(-1), np.inf)
+        ranked = means.argsort(1)
+        behind = series[:, 0] - np.take_along_axis(series, ranked[:, :1, None], axis=1)[:, 0]
+        protected = left[:, 0] & (behind.mean(1) <= 2 * behind.std(1, ddof=1) / math.sqrt(steps))
+        ranked[protected & (ranked[:, :survivors] != 0).all(1), survivors - 1] = 0
+        left = np.zeros_like(left)
+        np.put_along_axis(left, ranked[:, :survivors], True, axis=1)
+    assert 100 * left[:, 0].mean() == pytest.approx(documented, abs=3)  # three standard errors
+    assert f"kept in {documented} %" in PAGE
+
+
 def benchmark_scores() -> dict[str, dict[str, dict[int, float]]]:
     """Returns task → method → seed → score."""
     scores: dict[str, dict[str, dict[int, float]]] = {}
