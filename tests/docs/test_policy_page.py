@@ -11,6 +11,7 @@ import pytest
 from scipy.optimize import minimize
 from scipy.stats import ttest_rel
 
+from flexact.studies.picks.study import Store
 from flexact.studies.picks.tasks import TASKS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,6 +67,32 @@ def test_least_error_of_a_blend_of_sigmoid_and_relu_on_a_sigmoid(share: float, e
     assert least == pytest.approx(expected, abs=6e-5)
 
 
+@pytest.mark.parametrize(("correlation", "documented"), [(0.0, 85), (0.5, 50)])
+def test_how_often_a_trial_keeps_the_original_if_losses_are_noise(correlation: float, documented: int) -> None:
+    """Simulates the losses that a trial of six candidates compares: the last third of each rung. 0 is the original."""
+    generator = np.random.default_rng(0)
+
+    def losses(steps: int) -> np.ndarray:
+        noise = generator.standard_normal((2_000, 6, steps))
+        for step in range(1, steps):
+            noise[..., step] *= math.sqrt(1 - correlation**2)
+            noise[..., step] += correlation * noise[..., step - 1]
+        return noise
+
+    left = np.ones((2_000, 6), dtype=bool)
+    for steps, survivors in ((35, 3), (35, 2), (70, 1)):
+        series = losses(steps)
+        means = np.where(left, series.mean(-1), np.inf)
+        ranked = means.argsort(1)
+        behind = series[:, 0] - np.take_along_axis(series, ranked[:, :1, None], axis=1)[:, 0]
+        protected = left[:, 0] & (behind.mean(1) <= 2 * behind.std(1, ddof=1) / math.sqrt(steps))
+        ranked[protected & (ranked[:, :survivors] != 0).all(1), survivors - 1] = 0
+        left = np.zeros_like(left)
+        np.put_along_axis(left, ranked[:, :survivors], True, axis=1)
+    assert 100 * left[:, 0].mean() == pytest.approx(documented, abs=3)  # three standard errors
+    assert f"kept in {documented} %" in PAGE
+
+
 def benchmark_scores() -> dict[str, dict[str, dict[int, float]]]:
     """Returns task → method → seed → score."""
     scores: dict[str, dict[str, dict[int, float]]] = {}
@@ -84,6 +111,11 @@ def regret(methods: dict[str, dict[int, float]], method: str, seeds: set[int]) -
         return None
     fixed = [np.mean([by_seed[seed] for seed in shared]) for name, by_seed in methods.items() if "fixed" in name]
     return float((max(fixed) - np.mean([own[seed] for seed in shared])) / (max(fixed) - np.median(fixed)))
+
+
+def test_the_committed_tables_are_those_of_the_committed_rows() -> None:
+    folder = ROOT / "results" / "picks"
+    assert (folder / "table.md").read_text(encoding="utf-8") == Store(folder).table()
 
 
 def test_the_table_of_the_benchmark_matches_its_results() -> None:

@@ -481,6 +481,33 @@ def test_a_learning_rate_schedule_is_reset(make_rate: Callable[..., LRScheduler]
     assert_equal(weights(model), weights(plain))
 
 
+@pytest.mark.parametrize("length", [6, 10])
+def test_a_one_cycle_schedule_that_ends_before_the_rewind_is_warned_about(length: int) -> None:
+    def run(model: nn.Module, groups: Params, picks: bool) -> tuple[list[float], list[float]]:
+        optimizer = torch.optim.SGD(groups, lr=0.05, momentum=0.9)
+        scheduler = OneCycleLR(optimizer, max_lr=0.1, total_steps=length)
+        schedule = Schedule(model, STEPS, optimizer, rewinds=[scheduler]) if picks else None
+        losses, rates = [], []
+        for step in range(STEPS if schedule else 10):
+            place = schedule.trained_steps if schedule else step
+            rates.append(optimizer.param_groups[0]["lr"])
+            losses.append(stepped(model, optimizer, place))
+            if place < length:
+                scheduler.step()
+            if schedule is not None:
+                schedule.step()
+        return losses, rates
+
+    model = convert(Network(), config=CONFIG)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        losses, rates = run(model, param_groups(model), picks=True)
+    told = [one.filename for one in caught if "OneCycleLR ends after 6 steps" in str(one.message)]
+    assert told == ([__file__] if length < 10 else [])
+    plain = plain_with_picks(model)
+    assert (losses[10:], rates[10:]) == run(plain, [{"params": list(plain.parameters())}], picks=False)
+
+
 def test_a_plateau_schedule_is_reset() -> None:
     model = convert(Network(), config=CONFIG)
     optimizer = torch.optim.SGD(param_groups(model), lr=0.05)

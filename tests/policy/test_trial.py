@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 
 import flexact
 from configs import flat
@@ -303,8 +304,26 @@ def test_a_candidate_whose_loss_is_nan_is_dropped_first(loser: str, value: float
 
 
 def test_a_candidate_that_diverges_is_named_in_a_warning() -> None:
-    with pytest.warns(UserWarning, match="NaN or infinite loss in the trial and are dropped: silu"):
+    with pytest.warns(UserWarning, match="NaN or infinite loss in the trial and are dropped: silu") as caught:
         Run(reported=lambda loss, tried, place: math.nan if tried == "silu" else loss).to(15)
+    assert caught[0].filename == __file__
+
+
+def test_a_learning_rate_that_is_not_rewound_is_warned_about_at_the_users_line() -> None:
+    run = Run()
+    rate = torch.optim.lr_scheduler.StepLR(run.optimizer, step_size=1, gamma=0.5)
+
+    def train() -> None:
+        for step in range(4):
+            loss = loss_of(run.model, step)
+            loss.backward()
+            run.optimizer.step()
+            rate.step()
+            run.schedule.step(loss)
+
+    with pytest.warns(UserWarning, match="the learning rate of SGD stays at") as caught:
+        train()
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 def test_a_network_with_several_originals_blends_so_that_it_can_keep_them() -> None:
@@ -389,6 +408,31 @@ def test_the_evidence_is_the_mean_difference_of_the_compared_losses() -> None:
 )
 def test_a_config_that_asks_for_something_else_blends(changes: dict[str, Any]) -> None:
     assert Run(config=flat(**changes), total_steps=100).tried is None
+
+
+@pytest.mark.parametrize("wrap", [parametrizations.weight_norm, parametrizations.spectral_norm])
+def test_a_network_that_normalises_its_weights_only_runs_a_trial(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    def network(act: type[nn.Module]) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(wrap(nn.Linear(4, 8)), act(), nn.Linear(8, 2))
+
+    model = convert(network(nn.ReLU), config=CONFIG)
+    optimizer = OPTIMIZERS["AdamW"](model.parameters())
+    schedule = Schedule(model, network_steps=LENGTH, optimizer=optimizer)
+    assert schedule.router.trying is not None
+    for _ in range(schedule.total_steps):
+        loss = loss_of(model, schedule.trained_steps)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step(loss)
+    plain = network(MODULES[selection(model)[0].pick])
+    optimizer = OPTIMIZERS["AdamW"](plain.parameters())
+    for step in range(LENGTH):
+        loss_of(plain, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same(flexact.extract(model).state_dict(), plain.state_dict())
 
 
 @pytest.mark.parametrize("norm", [nn.LayerNorm(8), nn.BatchNorm1d(8), nn.GroupNorm(2, 8), nn.RMSNorm(8)], ids=repr)
@@ -575,8 +619,9 @@ def test_an_error_for_other_steps_names_both_ways_to_give_them() -> None:
         Run(network_steps=LENGTH + 1).schedule.load_state_dict(state)
 
 
-def test_the_warning_about_a_short_run_names_the_network_steps() -> None:
-    with pytest.warns(UserWarning, match=r"^with network_steps=300, the run's \d+ steps are few"):
+def test_the_warning_about_a_short_run_names_the_network_steps_and_those_that_picking_takes() -> None:
+    needed = "which takes about 1260 steps in the first 70 % of the run"
+    with pytest.warns(UserWarning, match=rf"^with network_steps=300, the run's \d+ steps are few .* {needed}\."):
         Schedule(convert(Network()), network_steps=300)
 
 

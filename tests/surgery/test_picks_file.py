@@ -127,6 +127,7 @@ def test_a_selection_by_channel_is_reported(tmp_path: Path) -> None:
         ('{"flexact_picks": 1,', "truncated or damaged: invalid JSON"),
         ({"flexact_selection": 4, "rows": []}, r"has version 4, and this flexact reads selections of version 3"),
         ({"flexact_selection": 3, "rows": 3}, r"flexact\.json is not a selection: 'rows' must be a list"),
+        ({"flexact_selection": 3, "rows": []}, "has no picks"),
         ([1], "has no picks of flexact"),
         ({**GOOD, "flexact_picks": 99}, "has version 99, but this flexact reads up to 1; update"),
         ({**GOOD, "picks": {"1": 3}}, "'picks' must map each site or setting to a name"),
@@ -141,6 +142,12 @@ def test_an_invalid_file_is_reported(content: Any, message: str, tmp_path: Path)
     with pytest.raises(flexact.FlexActError, match=message):
         flexact.load_picks(model, write(tmp_path, content))
     assert isinstance(model[1], nn.ReLU)
+
+
+@pytest.mark.parametrize("given", [None, 3, []])
+def test_picks_that_are_neither_in_memory_nor_in_a_file_are_refused(given: Any) -> None:
+    with pytest.raises(flexact.FlexActError, match=r"needs a selection.*flexact\.selection\(model\)"):
+        flexact.load_picks(network(), given)
 
 
 def test_a_missing_file_is_reported(tmp_path: Path) -> None:

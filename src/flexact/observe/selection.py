@@ -145,7 +145,7 @@ def _rows(name: str, site: FlexAct) -> Iterator[Row]:
         at = {candidate: step for candidate, step in enumerate(dropped_at[channel]) if step >= 0}
         contests = {k: found for k in at if (found := _contest(evidence[channel][k])) is not None}
         left = sorted((k for k in range(site.k) if k not in at), key=lambda k: -pi[k])
-        is_open = not site.committed and pi[left[0]] - pi[left[-1]] <= TIE
+        is_open = not site.committed and not pi[left[0]] - pi[left[-1]] > TIE  # NaN if the run diverged
         second = None if is_open or len(left) == 1 else left[1]
         if site.committed:
             second = _dropped_last(at, contests, logits[channel])

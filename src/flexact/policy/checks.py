@@ -9,6 +9,7 @@ from numbers import Real
 from typing import Any
 
 from torch import Tensor
+from torch.optim.lr_scheduler import OneCycleLR
 
 from flexact.errors import FlexActError
 from flexact.io import value_checks
@@ -105,13 +106,29 @@ def warn_if_short(plan: Plan, network_steps: int | None) -> None:
     else:
         steps, wanted = plan.round_steps, plan.config.round_length or SHORTEST
         needed = wanted * plan.rounds
-    if steps < min(SHORTEST, wanted) and plan.config.commit_at is not None:
+    commit_at = plan.config.commit_at
+    if steps < min(SHORTEST, wanted) and commit_at is not None:
         run = "" if network_steps is None else f"with network_steps={network_steps}, the run's "
         warnings.warn(
             f"{run}{plan.total_steps} steps are few for a pick from {plan.k} candidates, which takes about {needed} "
-            "steps. Train longer, or give fewer candidates.",
+            f"steps in the first {100 * commit_at:g} % of the run. Train longer, or give fewer candidates.",
             stacklevel=3,
         )
+
+
+def warn_if_rates_end(rewinds: Sequence[Any], plan: Plan) -> None:
+    """Warn about a OneCycleLR that ends during a blend. It raises an error if it is stepped further."""
+    if plan.rungs or not plan.rewinds:
+        return
+    for other in rewinds:
+        rate = getattr(other, "scheduler", other)  # accelerate wraps schedulers
+        if isinstance(rate, OneCycleLR) and rate.total_steps < plan.commit_step:
+            warnings.warn(
+                f"OneCycleLR ends after {rate.total_steps} steps, but it is rewound only at step {plan.commit_step}, "
+                "and raises an error if it is stepped further. Step it only while "
+                f"schedule.trained_steps < {rate.total_steps}, or train longer.",
+                stacklevel=3,
+            )
 
 
 def warn_if_frozen(sites: Sequence[Site]) -> None:

@@ -100,9 +100,12 @@ class StartingPoint:
         initial, current = self._start["tensors"], saved["tensors"]
         return all(torch.equal(local(current[name]), local(initial[name])) for name in names)
 
-    def restore(self, step: int, saved: Mapping[str, Any] | None = None) -> None:
+    def restore(self, step: int, saved: Mapping[str, Any] | None = None, stacklevel: int = 4) -> None:
         """Restore the initial state, or a state that `save` returned, in place, and clear the gradients. If the model
-        has changed, raise before anything is written."""
+        has changed, raise before anything is written.
+
+        stacklevel: the level at which a warning made here points to the caller of `Schedule.step`.
+        """
         saved = self._start if saved is None else saved
         assert saved is not None
         tensors, others = saved["tensors"], saved["others"]
@@ -114,9 +117,9 @@ class StartingPoint:
             warnings.warn(
                 "no optimizer of torch.optim has stepped the weights, so no optimizer state was rewound with them. "
                 "Pass any other optimizer to Schedule(..., rewinds=[optimizer]).",
-                stacklevel=4,
+                stacklevel=stacklevel,
             )
-        self._warn_of_rates(step)
+        self._warn_of_rates(step, stacklevel + 1)
         for other, kept in zip(self._others, others, strict=True):
             other.load_state_dict(kept["state"])
         for optimizer in self._rates:
@@ -188,7 +191,7 @@ class StartingPoint:
         if states and not self._resumed:
             first[kind] = states | first.get(kind, {})
 
-    def _warn_of_rates(self, step: int) -> None:
+    def _warn_of_rates(self, step: int, stacklevel: int) -> None:
         """Warn if a learning rate has changed and nothing restores it."""
         rewound = self._given[1:] + self._others
         for optimizer, first in self._rates.items():
@@ -198,7 +201,7 @@ class StartingPoint:
                 warnings.warn(
                     f"the weights were rewound after step {step}, but the learning rate of {type(optimizer).__name__} "
                     f"stays at {now:g} (was {before:g}). Pass its scheduler: Schedule(..., rewinds=[scheduler]).",
-                    stacklevel=5,
+                    stacklevel=stacklevel,
                 )
 
 

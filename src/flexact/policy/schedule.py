@@ -120,6 +120,7 @@ class Schedule:
                     self._held_out.check(self._trial.trying)
             if self._acts:
                 checks.warn_if_short(self._plan, network_steps)
+            checks.warn_if_rates_end(rewinds, self._plan)
         self._steps = Steps(self.router)
         self._stepped: dict[Site, bool] = {}
         """The sites whose logits an optimizer has stepped, and whether it maximizes."""

@@ -140,7 +140,7 @@ class Trial:
                 return "the loss of every candidate is NaN or infinite"
             self._end_rung(step, ranked)
             self.steps = rung.until
-        self._start.restore(step, self._saved.get(self._candidate))
+        self._start.restore(step, self._saved.get(self._candidate), stacklevel=5)
         if self._candidate not in self._saved:
             initialise(self._router.sites, self._candidate)
         self._router.trying = None if self._router.committed else self._candidate
@@ -190,7 +190,7 @@ class Trial:
             warnings.warn(
                 f"these candidates had a NaN or infinite loss in the trial and are dropped: {', '.join(diverged)}. "
                 "Lower the learning rate, or leave out the candidates that diverge.",
-                stacklevel=6,
+                stacklevel=5,
             )
         return {candidate: (*_difference(losses[candidate], best), float(len(best))) for candidate in order}
 
@@ -258,10 +258,17 @@ def tries_candidates(model: nn.Module, router: Router, held_out: bool) -> bool:
     policy = config.policy
     usual = policy.moves_logits and policy.noise == 0 and config.warmup == 0 and config.commit_at is not None
     rewinds = config.rewind is not False and config.eliminate in (None, "half")
-    normalises = any("norm" in type(module).__name__.lower() for module in model.modules())
+    normalises = any(map(_is_normalisation, model.modules()))
     # With several originals, no candidate is the original network, so a trial could not keep it.
     one_original = len({site.original_index for site in router.sites} - {-1}) <= 1
     return obstacle is None and usual and rewinds and (held_out or (one_original and not normalises))
+
+
+def _is_normalisation(module: nn.Module) -> bool:
+    """Return whether a module is a normalisation layer, by the name of its class. torch's weight and spectral
+    normalisation act on weights, and do not count."""
+    kind = type(module)
+    return "norm" in kind.__name__.lower() and kind.__module__ != "torch.nn.utils.parametrizations"
 
 
 def _obstacle(router: Router) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,9 +59,9 @@ def write_picks(folder: Path, description: Mapping[str, Any]) -> None:
 def load_picks(model: nn.Module, picks: str | Path | Selection | Mapping[str, Any]) -> nn.Module:
     """Replace the activations of a newly built network by the picks of a trained one, and return the model.
 
-    picks: the `selection` of the trained network, its `to_dict()`, or a JSON file with that; or flexact.json, or the
-    folder of a checkpoint that contains it. The folder of a plain checkpoint, whose config.json already names the
-    picks, leaves the model unchanged.
+    picks: the `selection` of the trained network, its `to_dict()` or its `picks`, or a JSON file with one of these; or
+    flexact.json, or the folder of a checkpoint that contains it. The folder of a plain checkpoint, whose config.json
+    already names the picks, leaves the model unchanged.
 
     >>> import json, pathlib, tempfile, torch, flexact
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
@@ -80,6 +81,11 @@ def load_picks(model: nn.Module, picks: str | Path | Selection | Mapping[str, An
     if sites_of(model):
         raise FlexActError("this model has FlexAct sites: it is still picking. Pass a plain network to load_picks.")
     given = picks.to_dict() if isinstance(picks, Selection) else picks
+    if not isinstance(given, Mapping | str | os.PathLike):
+        raise FlexActError(
+            f"load_picks needs a selection, its dictionary, or the path of a file with it; got {given!r:.80}. Pass "
+            "flexact.selection(model) of the trained network."
+        )
     file: Path | str = _GIVEN
     if isinstance(given, Mapping):
         description: dict[str, Any] | None = _checked(file, dict(given))
@@ -209,7 +215,7 @@ def _of_selection(file: Path | str, data: dict[str, Any]) -> dict[str, Any]:
         ) from None
     if by_channel:
         raise FlexActError(_by_channel(file))
-    if None in picks.values():
+    if not rows or None in picks.values():
         raise FlexActError(
             f"{file} has no picks, because it was taken before any pick was made. Take the selection after training, "
             "or after flexact.commit(model)."
