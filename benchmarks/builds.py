@@ -34,7 +34,7 @@ from triton.backends.nvidia.driver import CudaLauncher
 
 import flexact
 from flexact.ops import dispatch
-from flexact.ops.triton import ahead, autograd, basis, batch_norm, fallback, routed
+from flexact.ops.triton import ahead, autograd, basis, fallback, routed
 from flexact.ops.triton.launch import Launch
 from flexact.routing.layer import FlexAct
 from flexact.routing.sites import sites_of
@@ -43,7 +43,7 @@ from flexact.studies.picks.tasks.gpt import GPT
 from flexact.surgery import fused_site
 
 CANDIDATES = ("relu", "leaky_relu", "gelu", "silu", "tanh", "identity", "sigmoid", "elu", "mish", "softplus", "relu6")
-OUTPUTS = ("x_ptr", "found_ptr", "to_y_ptr", "to_r_ptr", "sums_ptr")
+OUTPUTS = ("x_ptr", "found_ptr", "to_y_ptr", "to_r_ptr")
 """The arguments that the kernels of a fused site write."""
 
 
@@ -104,7 +104,7 @@ class Builds:
         self.make_launcher(built.src, built.metadata)
         waited = time.perf_counter() - start
         self._waits.setdefault(self.phase, []).append(waited)
-        print(f"{self.phase:16} {kernel.__module__.rpartition('.')[2] + kernel.__name__:26} {waited:.2f} s")
+        print(f"{self.phase:16} {kernel.__module__.rpartition('.')[2] + '.' + kernel.__name__:29} {waited:.2f} s")
         print("   ", *specialisation(launch, built.src))
 
     def summary(self) -> None:
@@ -156,7 +156,7 @@ def pretend_to_have_a_gpu(builds: Builds) -> None:
     Launch.__call__ = lambda launch, *tensors: builds.launch(launch, *tensors)  # type: ignore[method-assign]
     dispatch._why_unsupported = lambda *_: ""  # type: ignore[assignment]
     dispatch.use("triton")
-    for module in (basis, batch_norm, routed):
+    for module in (basis, routed):
         module.is_fast = lambda h: h.element_size() == 2  # type: ignore[attr-defined]
     autograd.run = fallback.run = record_and_fall_back  # type: ignore[attr-defined]
     fused_site.normalised_site = run_fused  # type: ignore[assignment]

@@ -94,7 +94,7 @@ def gradients(
         to_h = (delta.to(slope.dtype) * slope).to(h.dtype)
     wants_logits = need_logits and _is_wanted(ctx.next_functions[1][0])
     if wants_logits and recording:
-        to_logits = _LogitGradient.apply(delta, h, logits, terms, n)  # type: ignore[no-untyped-call]
+        to_logits = _plain_logit_gradient(delta, h, logits, terms.blending, n)
     elif wants_logits:
         to_logits = terms.logit_gradient(delta, n)
     return to_h, to_logits
@@ -124,27 +124,12 @@ class _Blend(torch.autograd.Function):
         return *gradients(ctx, delta, h, logits, ctx.terms, ctx.n), None, None
 
 
-class _LogitGradient(torch.autograd.Function):
-    """The gradient of ⟨δ, B_n⟩ with respect to the logits. Its own derivatives are those of the plain blend."""
-
-    @staticmethod
-    def forward(ctx: Any, delta: Tensor, h: Tensor, logits: Tensor, terms: Terms, n: int) -> Tensor:
-        ctx.save_for_backward(delta, h, logits)
-        ctx.blending, ctx.n = terms.blending, n
-        return terms.logit_gradient(delta, n)
-
-    @staticmethod
-    def backward(ctx: Any, direction: Tensor) -> tuple[Tensor | None, ...]:
-        recording = torch.is_grad_enabled()
-        with torch.enable_grad():
-            inputs = [t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in ctx.saved_tensors]
-            delta, h, logits = inputs
-            blend = _plain_blend(h, logits, ctx.blending, ctx.n)
-            (found,) = torch.autograd.grad(blend, logits, delta.to(blend.dtype), create_graph=True)
-            to_inputs = torch.autograd.grad(
-                found, inputs, direction, create_graph=recording, allow_unused=True, materialize_grads=True
-            )
-        return *(t if need else None for t, need in zip(to_inputs, ctx.needs_input_grad, strict=False)), None, None
+def _plain_logit_gradient(delta: Tensor, h: Tensor, logits: Tensor, blending: Blending, n: int) -> Tensor:
+    """Return the gradient of ⟨δ, B_n⟩ with respect to the logits as differentiable torch operations."""
+    logits = logits.view_as(logits)  # the logits themselves may determine h, through an earlier call of the site
+    blend = _plain_blend(h, logits, blending, n)
+    (found,) = torch.autograd.grad(blend, logits, delta.to(blend.dtype), create_graph=True)
+    return found
 
 
 def _plain_blend(h: Tensor, logits: Tensor, blending: Blending, n: int) -> Tensor:

@@ -17,7 +17,7 @@ from flexact.ops import runs_fused
 from flexact.routing.layer import FlexAct
 
 if TYPE_CHECKING:
-    from flexact.ops.triton.batch_norm import Norm
+    from flexact.ops.triton.routed import Norm
 
 
 _Kind = TypeVar("_Kind", bound=nn.Module)
@@ -189,7 +189,7 @@ def _run_fused(site: FlexAct, h: Deferred) -> Tensor:
     x, statistics = triton_autograd.normalised(
         y,
         site.logits.detach() if site.committed else site.logits,
-        triton_autograd.Normalising(_norm(norm, y), residual, other, _uses_batch(norm)),
+        triton_autograd.Preactivation(_norm(norm, y), residual, other, _uses_batch(norm)),
         routing,
     )
     site.gather(routing, statistics)

@@ -17,8 +17,7 @@ from flexact.ops.triton.tiles import FLAT, MOMENTS, MOST_PLANS, Tiles, by_channe
 
 BUILD = """
 import torch
-from flexact.ops.triton import batch_norm
-from flexact.ops.triton import routed
+from flexact.ops.triton import kernels, routed
 from flexact.ops.blending import Blending
 from flexact.ops.triton.basis_functions import FORMS
 from flexact.ops.triton.launch import Launch
@@ -36,7 +35,7 @@ def build(launch, *tensors):
 Launch.__call__ = build
 
 def norm():
-    return batch_norm.Norm(torch.rand(2, 6), torch.rand(6), torch.rand(6))
+    return routed.Norm(torch.rand(2, 6), torch.rand(6), torch.rand(6))
 
 names = tuple(FORMS)
 every, few = tuple(range(len(names))), (0, 3)
@@ -47,11 +46,11 @@ for rows, y, alive in ((1, h, every), (6, h.to(memory_format=torch.channels_last
     routed.backward(y, y, Blending(p, p, temperature, names, alive, 1, False), True)
     moments(y, (torch.zeros(6), torch.ones(6), torch.tensor(3)), 0.1, 1e-5)
     for other in ((None, None), (y, norm())) if rows == 1 else ((y, None),):
-        normalising = batch_norm.Normalising(norm(), *other, True)
-        batch_norm.forward(y, normalising, Blending(p, p, temperature, names, few, 1, True))
-        batch_norm.backward(y, y, normalising, Blending(p, p, temperature, names, few, 1, False), True)
-assert {kernel for kernel, size in built if size} >= {routed._forward, routed._backward, batch_norm._backward}
-assert len({kernel for kernel, size in built if size}) == 10
+        preactivation = routed.Preactivation(norm(), *other, True)
+        routed.forward(y, Blending(p, p, temperature, names, few, 1, True), preactivation)
+        routed.backward(y, y, Blending(p, p, temperature, names, few, 1, False), True, preactivation)
+assert {kernel for kernel, size in built if size} >= {kernels.forward, kernels.backward, kernels.backward_through_norm}
+assert len({kernel for kernel, size in built if size}) == 7
 """
 
 
@@ -61,7 +60,7 @@ import torch, triton
 from concurrent.futures import wait
 from triton.backends.compiler import GPUTarget
 from flexact.ops.blending import Blending
-from flexact.ops.triton import ahead, batch_norm, launch, routed
+from flexact.ops.triton import ahead, launch, routed
 from flexact.ops.triton.launch import Launch
 from flexact.ops.triton.moments import moments
 
@@ -97,8 +96,8 @@ launch._launcher = lambda *_: None
 filters = list(warnings.filters)
 names, temperature, p = ("relu", "tanh"), torch.tensor(0.5), torch.rand(5, 2)
 h = torch.randn(4, 6, 5, 7, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
-norm = batch_norm.Norm(torch.rand(2, 6), torch.rand(6), torch.rand(6))
-fusing = {statistics: batch_norm.Normalising(norm, h, norm, statistics) for statistics in (True, False)}
+norm = routed.Norm(torch.rand(2, 6), torch.rand(6), torch.rand(6))
+fusing = {statistics: routed.Preactivation(norm, h, norm, statistics) for statistics in (True, False)}
 
 def blending(row, alive=(0, 1), statistics=True):  # of a site whose row in the table may not be aligned
     return Blending(p[row : row + 1], p[row : row + 1], temperature, names, alive, 1, statistics)
@@ -107,17 +106,17 @@ def train(row):
     routed.forward(h, blending(row))
     routed.backward(h, h, blending(row), True)
     moments(h, (torch.zeros(6), torch.ones(6), torch.tensor(3)), 0.1, 1e-5)
-    batch_norm.forward(h, fusing[True], blending(row))
-    batch_norm.backward(h, h, fusing[True], blending(row), True)
+    routed.forward(h, blending(row), fusing[True])
+    routed.backward(h, h, blending(row), True, fusing[True])
 
 train(0)
 train(3)
 routed.forward(h, blending(1, statistics=False))
-batch_norm.forward(h, fusing[False], blending(1, statistics=False))
+routed.forward(h, blending(1, statistics=False), fusing[False])
 for pick in (0, 1):
-    batch_norm.forward(h, fusing[True], blending(1, (pick,), False))
-    batch_norm.backward(h, h, fusing[True], blending(1, (pick,), False), False)
-assert waited_for == ["_forward", "_sweep", "_forward"], waited_for
+    routed.forward(h, blending(1, (pick,), False), fusing[True])
+    routed.backward(h, h, blending(1, (pick,), False), False, fusing[True])
+assert waited_for == ["forward", "_sweep", "forward"], waited_for
 assert [build.exception() for build in ahead._started.values()] == [None] * gpu.launchers
 assert warnings.filters == filters
 """

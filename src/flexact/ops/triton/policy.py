@@ -27,8 +27,8 @@ from torch import Tensor
 
 from flexact.config import Policy
 from flexact.ops.operators import is_traced
+from flexact.ops.triton.kernels import MOST_CANDIDATES
 from flexact.ops.triton.launch import Launch
-from flexact.ops.triton.routed import MOST_CANDIDATES
 
 _ROWS = 8
 """Rows per program."""
