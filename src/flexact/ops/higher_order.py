@@ -41,10 +41,10 @@ class Terms:
         known = self._orders
         while len(known) <= n:
             if not known:
-                known.append([function(self.source) for function, _, _ in self._functions])
+                known.append([term.function(self.source) for term in self._terms])
             elif len(known) == 1:
-                slopes = [derivative for _, derivative, _ in self._functions]
-                known.append([slope(self.source, a) for slope, a in zip(slopes, known[0], strict=True)])
+                both = zip(self._terms, known[0], strict=True)
+                known.append([term.derivative(self.source, value) for term, value in both])
             else:
                 keys = [self.blending.keys[k] for k in self.blending.alive]
                 pairs = [derivatives.higher(key, self.source, *of) for key, *of in zip(keys, *known, strict=True)]
@@ -52,16 +52,13 @@ class Terms:
         return known[n]
 
     @functools.cached_property
-    def _functions(self) -> list[tuple[closed_form.Function, closed_form.Derivative, Tensor | float]]:
-        return self.sweep.functions(self.source)
+    def _terms(self) -> list[closed_form.Term]:
+        return self.sweep.terms(self.source)
 
     def blend(self, n: int) -> Tensor:
         """Return B_n in the shape of h; in float32 for half precision. Each call returns a new tensor object."""
         if n not in self._blends:
-            total = torch.zeros_like(self.source)
-            for weight, term in zip(self.sweep.weights, self.order(n), strict=True):
-                self.sweep.add(total, term, weight)
-            self._blends[n] = total
+            self._blends[n] = self.sweep.blend(self.order(n), self._terms, torch.empty_like(self.source))
         return self._blends[n].as_strided(self._shape, self._stride)
 
     def logit_gradient(self, delta: Tensor, n: int) -> Tensor:
@@ -69,7 +66,7 @@ class Terms:
         if delta.stride() != self._stride:
             delta = torch.empty_strided(self._shape, self._stride, dtype=delta.dtype, device=delta.device).copy_(delta)
         upstream = self.sweep.flat(delta).to(self.sweep.dtype)
-        inner = [self.sweep.inner(upstream, term) for term in self.order(n)]
+        inner = self.sweep.inner(upstream, self.order(n))
         return closed_form.logit_gradient(self.sweep.table([inner]), self.blending)
 
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from flexact.ops.blending import Blending
-from flexact.ops.closed_form import with_layout_of
+from flexact.ops.closed_form import dense, with_layout_of
 from flexact.ops.triton import kernels
 from flexact.ops.triton.basis import Blend, blend, is_fast
 from flexact.ops.triton.launch import Launch
-from flexact.ops.triton.tiles import FEW_SUMS, FLAT, MANY_SUMS, Tiles, by_channel, dense, flat
+from flexact.ops.triton.tiles import FEW_SUMS, FLAT, MANY_SUMS, Tiles, by_channel, flat
 
 _FEW_BASIS_FUNCTIONS = 6
 _NOTHING = Blend((), (), 0)

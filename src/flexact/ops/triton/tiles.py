@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -119,11 +118,6 @@ def _by_channel(numel: int, channels: int, inner: int, cut: Cut) -> Tiles:
 def _power_of_2(size: int, most: int) -> int:
     """Return a size rounded up to a power of 2, or `most`. A symbolic size stays symbolic if it is at least `most`."""
     return most if size >= most else triton.next_power_of_2(int(size))
-
-
-def dense(h: Tensor) -> Tensor:
-    """Return h if its elements fill their memory without gaps, in any order; otherwise a contiguous copy."""
-    return h if torch.ops.aten.is_non_overlapping_and_dense(h) else h.clone(memory_format=torch.contiguous_format)
 
 
 @triton.jit
