@@ -94,9 +94,8 @@ def backward(
         else:
             terms = sweep.terms(source, every=need_logits)
             values = [term.function(source) for term in terms]
-            weighted = [(term, value) for term, value in zip(terms, values, strict=True) if not _is_zero(term.weight)]
-            slopes = (term.derivative(source, value) for term, value in weighted)
-            slope = sweep.blend(slopes, [term for term, _ in weighted], torch.empty_like(source))
+            slopes = (term.derivative(source, value) for term, value in zip(terms, values, strict=True))
+            slope = sweep.blend(slopes, terms, torch.empty_like(source))
         if need_logits:
             inner.append(sweep.inner(upstream, values))
         if gradient.dtype == sweep.dtype:
@@ -167,7 +166,8 @@ class Sweep:
         shared = shared_sigmoid.pairs(source) if self._shares else {}
         pairs = [shared.get(one.name, (one.function, one.derivative)) for one in self._candidates]
         terms = [Term(*pair, weight) for pair, weight in zip(pairs, self.weights, strict=True)]
-        return [term for term in terms if every or not _is_zero(term.weight)]
+        # The weights of channels are tensors, and reading them would synchronize with their device.
+        return [term for term in terms if every or isinstance(term.weight, Tensor) or term.weight != 0]
 
     def without_cheap(self, values: list[Tensor]) -> list[Tensor]:
         """Return the values of the candidates that are not `CHEAP`."""
@@ -191,11 +191,11 @@ class Sweep:
         return flat.view((-1, self.rows, tensor.stride(self.blending.channel_dim)) if len(flat) else (0, self.rows, 1))
 
     def blocks(self, *tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
-        """Return matching blocks of tensors that share one dense layout, as `flat` views."""
+        """Return matching blocks of tensors that share one dense layout, as `flat` views; one on a GPU."""
         flat = [self.flat(tensor) for tensor in tensors]
         size = flat[0].numel()
         block = BLOCK * torch.get_num_threads()
-        if size <= block:
+        if self.stacks or size <= block:
             return [tuple(flat)]
         dim = 0 if self.by_layer or flat[0].shape[0] > 1 else 2
         length = max(1, block * flat[0].shape[dim] // size)
@@ -245,8 +245,3 @@ class Sweep:
             total += block
         total = total.reshape(self.rows, -1)
         return by_candidate(total / divisor if divisor > 1 else total, self.blending)
-
-
-def _is_zero(weight: Tensor | float) -> bool:
-    """Return whether a weight is known to be 0; reading a tensor would synchronize with its device."""
-    return isinstance(weight, float) and weight == 0
