@@ -128,7 +128,7 @@ def before_step(
     running.to(router.device)
     evidence.to(router.device)
     with torch.no_grad():
-        update = _fused_update if router.runs_fused() else _update
+        update = _fused_update if router.runs_fused() and _has_kernel(router) else _update
         changes = update(router, running, evidence, step_size, step.factors(scaling))
         if router.config.policy.moves_logits:
             _move_logits(router, step, changes)
@@ -211,6 +211,12 @@ def _advantage(router: Router, gradient: Tensor) -> Tensor:
     return (advantage / norm.clamp_min(_SMALLEST_NORM)).float()
 
 
+def _has_kernel(router: Router) -> bool:
+    from flexact.ops.triton import policy as policy_kernels  # needs Triton
+
+    return policy_kernels.has_kernel(router.config.policy)
+
+
 def _fused_update(
     router: Router, running: RunningGradient, evidence: Evidence, step_size: Tensor, factors: Tensor | None
 ) -> list[Tensor]:
@@ -220,14 +226,12 @@ def _fused_update(
 
     policy = router.config.policy
     pulls = policy.pulls_logits
-    temperatures = router.temperatures() if pulls and policy.lam == "temperature" else []
     sensitivity = router.sensitivity() if pulls and rank_count() > 1 else None
-    values = [*router.gradients(), *temperatures]
+    values = router.gradients()
     calls = router.layout  # a placeholder: without sensitivities the kernel does not read it
     if pulls:
-        start = router.size + len(temperatures)
-        flat, calls = router.gathered.flat(router.device, start, sensitivity)
-        values += flat
+        flat, calls = router.gathered.flat(router.device, router.size, sensitivity)
+        values = [*values, *flat]
     tables = policy_kernels.Tables(
         router.layout, calls, router.grouped_rows, router.group_starts, router.alive(), router.p, _q(router),
         router.width(), router.alpha, step_size, factors,
