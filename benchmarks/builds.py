@@ -90,14 +90,15 @@ class Builds:
     def launch(self, launch: Launch, *tensors: Tensor) -> None:
         """Replace a launch: build its kernel if this specialisation is new, and write zeros."""
         kernel, dtypes = launch.kernel, tuple(tensor.dtype for tensor in tensors)
-        for name, tensor in zip(kernel.arg_names, tensors, strict=False):
+        for name, tensor in zip(kernel.arg_names[len(launch.missing) :], tensors, strict=False):
             if name in OUTPUTS:
                 tensor.zero_()
         start = time.perf_counter()
         if not self._serial:
             launch._build_prepared_ahead(-1, dtypes)
             ahead.wait_for(launch._build_key(-1, dtypes))
-        built = kernel.warmup(*tensors, *launch.numbers, *launch.constants, grid=launch.grid, num_warps=launch.warps)
+        arguments = (*launch.missing, *tensors, *launch.numbers, *launch.constants)
+        built = kernel.warmup(*arguments, grid=launch.grid, num_warps=launch.warps)
         if built.hash in self._known:
             return
         self._known.add(built.hash)

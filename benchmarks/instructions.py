@@ -48,7 +48,7 @@ class CompileOnlyDriver:
 
 def count(launch: Launch, *tensors: Tensor) -> None:
     """Replace a launch: compile its kernel, and print the number of instructions in its longest loop."""
-    kernel, arguments = launch.kernel, (*tensors, *launch.numbers)
+    kernel, arguments = launch.kernel, (*launch.missing, *tensors, *launch.numbers)
     if "finish" in kernel.__name__:
         return
     names = kernel.arg_names[len(arguments) :]

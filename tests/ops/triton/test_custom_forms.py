@@ -196,7 +196,8 @@ hashes = []
 
 def build(launch, *tensors):
     kernel = launch.kernel
-    compiled = kernel.warmup(*tensors, *launch.numbers, *launch.constants, grid=launch.grid, num_warps=launch.warps)
+    arguments = (*launch.missing, *tensors, *launch.numbers, *launch.constants)
+    compiled = kernel.warmup(*arguments, grid=launch.grid, num_warps=launch.warps)
     assert compiled.asm["cubin"]
     hashes.append(compiled.hash)
 

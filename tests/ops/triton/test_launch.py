@@ -26,7 +26,7 @@ from flexact.ops.triton.moments import moments
 built = []
 
 def build(launch, *tensors):
-    kernel, arguments = launch.kernel, (*tensors, *launch.numbers)
+    kernel, arguments = launch.kernel, (*launch.missing, *tensors, *launch.numbers)
     names = kernel.arg_names[len(arguments):]
     constants = [name == "FAST" or value for name, value in zip(names, launch.constants, strict=True)]  # as on a GPU
     compiled = kernel.warmup(*arguments, *constants, grid=launch.grid, num_warps=launch.warps)
@@ -88,7 +88,7 @@ def listen(src, cache_hit, **rest):
         waited_for.append(src.name)
 
 def build(self, tensors):
-    return self.kernel.warmup(*tensors, *self._arguments, grid=self.grid, num_warps=self.warps)
+    return self.kernel.warmup(*self.missing, *tensors, *self._arguments, grid=self.grid, num_warps=self.warps)
 
 triton.knobs.compilation.listener = listen
 Launch._launch_documented = build

@@ -22,14 +22,15 @@ from flexact.ops.triton.tiles import STAGES, add_up, columns, load, places, stor
 MOST_CANDIDATES = tl.constexpr(dispatch.MOST_CANDIDATES)
 """Width of a row in a kernel, a power of 2."""
 
-# The kinds of a term of h. An affine batch norm has a weight and a bias.
+# The kinds of a term of h. An affine batch norm has a weight and a bias. The pointers to a missing term or norm are
+# never read.
 ABSENT, PLAIN, NORMALISED, AFFINE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 
 
 @triton.jit(do_not_specialize=["outer"], do_not_specialize_on_alignment=["weights_ptr"])
 def forward(
-    y_ptr, r_ptr, moments_ptr, weight_ptr, bias_ptr, r_moments_ptr, r_weight_ptr, r_bias_ptr,
-    weights_ptr, x_ptr, partials_ptr, numel, outer, channels, inner, k,
+    r_ptr, moments_ptr, weight_ptr, bias_ptr, r_moments_ptr, r_weight_ptr, r_bias_ptr,
+    y_ptr, weights_ptr, x_ptr, partials_ptr, numel, outer, channels, inner, k,
     BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr, SENSITIVITIES: tl.constexpr,
     Y: tl.constexpr, RESIDUAL: tl.constexpr,
     BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
@@ -51,8 +52,8 @@ def forward(
 
 @triton.jit(do_not_specialize=["by_norm", "outer"], do_not_specialize_on_alignment=["weights_ptr"])
 def backward(
-    delta_ptr, y_ptr, r_ptr, moments_ptr, weight_ptr, bias_ptr, r_moments_ptr, r_weight_ptr, r_bias_ptr,
-    weights_ptr, to_h_ptr, partials_ptr, by_norm, numel, outer, channels, inner, k,
+    r_ptr, moments_ptr, weight_ptr, bias_ptr, r_moments_ptr, r_weight_ptr, r_bias_ptr,
+    delta_ptr, y_ptr, weights_ptr, to_h_ptr, partials_ptr, by_norm, numel, outer, channels, inner, k,
     BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr, NEED_LOGITS: tl.constexpr,
     Y: tl.constexpr, RESIDUAL: tl.constexpr,
     BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
@@ -92,8 +93,8 @@ def backward(
 
 @triton.jit(do_not_specialize=["outer", "elements"], do_not_specialize_on_alignment=["weights_ptr"])
 def backward_through_norm(
-    to_h_ptr, y_ptr, r_ptr, moments_ptr, weight_ptr, bias_ptr, r_moments_ptr, r_weight_ptr, r_bias_ptr,
-    weights_ptr, sums_ptr, to_y_ptr, to_r_ptr, numel, outer, channels, inner, k, elements,
+    r_ptr, moments_ptr, weight_ptr, bias_ptr, r_moments_ptr, r_weight_ptr, r_bias_ptr,
+    to_h_ptr, y_ptr, weights_ptr, sums_ptr, to_y_ptr, to_r_ptr, numel, outer, channels, inner, k, elements,
     BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr, BATCH: tl.constexpr,
     Y: tl.constexpr, RESIDUAL: tl.constexpr,
     BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,

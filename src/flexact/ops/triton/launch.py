@@ -50,12 +50,20 @@ class Launch:
 
     numbers, constants: the runtime and the compile-time arguments, which follow the tensors in this order.
     warps: warps per program.
+    missing: the number of tensors that the kernel takes before the given ones, and that are None in every launch.
     """
 
     def __init__(
-        self, kernel: Any, grid: tuple[int, ...], numbers: tuple[Any, ...], constants: tuple[Any, ...], warps: int = 4
+        self,
+        kernel: Any,
+        grid: tuple[int, ...],
+        numbers: tuple[Any, ...],
+        constants: tuple[Any, ...],
+        warps: int = 4,
+        missing: int = 0,
     ) -> None:
         self.kernel, self.grid, self.numbers, self.constants, self.warps = kernel, grid, numbers, constants, warps
+        self.missing = (None,) * missing
         self._interpreted = not isinstance(kernel, triton.JITFunction)
         self._arguments = (*numbers, *constants)
         self._built: dict[tuple[Any, ...], tuple[Any, ...] | None] = {}
@@ -75,11 +83,12 @@ class Launch:
 
     def __call__(self, *tensors: Tensor) -> None:
         if self._interpreted:
-            self.kernel[self.grid](*tensors, *self._arguments)
+            self.kernel[self.grid](*self.missing, *tensors, *self._arguments)
             return
         first = tensors[0]
         if is_recorded(first):
-            wrap_triton(self.kernel)[self.grid](*tensors, *self._arguments, num_warps=self.warps)
+            arguments = (*self.missing, *tensors, *self._arguments)
+            wrap_triton(self.kernel)[self.grid](*arguments, num_warps=self.warps)
             return
         device = first.get_device()
         addresses = [tensor.data_ptr() for tensor in tensors]
@@ -94,11 +103,12 @@ class Launch:
         # As in Triton's own launch, but without its profiler hooks. Addresses replace the tensors, because Triton
         # queries the driver for each tensor.
         run, grid, stream_of, function, metadata = launcher
-        run(*grid, stream_of(device), function, metadata, None, None, None, *addresses, *self._arguments)
+        arguments = (*self.missing, *addresses, *self._arguments)
+        run(*grid, stream_of(device), function, metadata, None, None, None, *arguments)
 
     def _launch_documented(self, tensors: tuple[Tensor, ...]) -> Any:
         """Launch through Triton's documented interface, and return the compiled kernel."""
-        return self.kernel[self.grid](*tensors, *self._arguments, num_warps=self.warps)
+        return self.kernel[self.grid](*self.missing, *tensors, *self._arguments, num_warps=self.warps)
 
     def _build(self, tensors: tuple[Tensor, ...]) -> tuple[Any, ...] | None:
         """Compile the kernel, launch it for the first time, and return its launcher."""
@@ -125,7 +135,8 @@ class Launch:
     def _compile(self, device: int, dtypes: Dtypes) -> None:
         """Compile the kernel for aligned tensors, and its launcher, into Triton's caches."""
         with torch.cuda.device(device) if device >= 0 else contextlib.nullcontext():
-            built = self.kernel.warmup(*dtypes, *self._arguments, grid=self.grid, num_warps=self.warps)
+            arguments = (*self.missing, *dtypes, *self._arguments)
+            built = self.kernel.warmup(*arguments, grid=self.grid, num_warps=self.warps)
             # Not `built.run`, which would also load the kernel: another thread may be capturing a CUDA graph.
             triton.runtime.driver.active.launcher_cls(built.src, built.metadata)
 

@@ -6,7 +6,7 @@ batch norm saves anyway.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,13 +32,13 @@ class Norm(NamedTuple):
 
 
 class Preactivation(NamedTuple):
-    """How one forward computes h = y + residual from y."""
+    """How a fused site computes h = norm(y) + residual in one forward."""
 
-    norm: Norm | None = None
-    """The batch norm of y."""
-    residual: Tensor | None = None
-    residual_norm: Norm | None = None
-    batch_statistics: bool = False
+    norm: Norm
+    residual: Tensor | None
+    residual_norm: Norm | None
+    """The batch norm of the residual, if it has one."""
+    batch_statistics: bool
     """Whether the moments are those of the batch, so that the gradient goes through them."""
 
     @property
@@ -46,15 +46,16 @@ class Preactivation(NamedTuple):
         """The kinds of y and of the residual, as the kernels take them."""
         return _kind(self.norm), kernels.ABSENT.value if self.residual is None else _kind(self.residual_norm)
 
-    def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
-        """Return y, the residual and the norms in the order in which every kernel takes them; placeholders for missing
-        ones are never read."""
-        nothing = (None, None, None)
-        given = (self.residual, *(self.norm or nothing), *(self.residual_norm or nothing))
-        return y, *[y if one is None else one for one in given]
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The residual and the norms in the order in which every kernel takes them, with placeholders."""
+        norm, residual, residual_norm, _ = self
+        given = (residual, *norm, *(residual_norm or norm))
+        return tuple([norm.moments if one is None else one for one in given])
 
 
-_UNCHANGED = Preactivation()
+_TENSORS = 7
+_NOT_FUSED = (kernels.PLAIN.value, kernels.ABSENT.value)
 
 
 def _kind(norm: Norm | None) -> int:
@@ -62,20 +63,19 @@ def _kind(norm: Norm | None) -> int:
     return int(kind.value)
 
 
-def forward(h: Tensor, blending: Blending, preactivation: Preactivation = _UNCHANGED) -> tuple[Tensor, Tensor]:
+def forward(h: Tensor, blending: Blending, preactivation: Preactivation | None = None) -> tuple[Tensor, Tensor]:
     """Return x = Σ_k w_k σ_k(h) and its sensitivities, (rows, K). See `closed_form.forward`.
 
-    h: the input or, with `preactivation`, y.
+    h: the input; of a fused site y.
     """
     h, weights, parts = dense(h), blending.weights.contiguous(), blend(blending.keys, blending.alive)
     x = torch.empty_like(h)
     if h.numel() == 0:
         return x, weights.new_zeros(weights.shape if blending.statistics else 0)
-    tiles = _tiles(h, blending, preactivation, parts)
-    choices = (blending.statistics, preactivation.batch_statistics, preactivation.kinds, *weights.shape, is_fast(h))
-    sweep, finish, room = tiles.plan(_forward_plan, parts, *choices)
+    tiles, choices, tensors = _tiled(h, blending, preactivation, parts)
+    sweep, finish, room = tiles.plan(_forward_plan, parts, blending.statistics, *choices)
     partials = h.new_empty(room, dtype=torch.float32)
-    sweep(*preactivation.tensors(h), weights, x, partials)
+    sweep(*tensors, h, weights, x, partials)
     gathered = partials.new_empty(weights.shape if blending.statistics else 0)
     if finish:
         finish(partials, gathered)
@@ -83,11 +83,11 @@ def forward(h: Tensor, blending: Blending, preactivation: Preactivation = _UNCHA
 
 
 def backward(
-    delta: Tensor, h: Tensor, blending: Blending, need_logits: bool, preactivation: Preactivation = _UNCHANGED
+    delta: Tensor, h: Tensor, blending: Blending, need_logits: bool, preactivation: Preactivation | None = None
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Return the gradients w.r.t. h and the residual (None without one), and all others in one flat tensor.
 
-    h: the input or, with `preactivation`, y.
+    h: the input; of a fused site y.
     The flat tensor holds the gradients w.r.t. the bias and the weight of the norm, the weight of a residual norm, and
     the logits, each if there is one; `split_results` splits it.
     """
@@ -95,21 +95,20 @@ def backward(
     delta = with_layout_of(h, delta)
     if h.numel() == 0:
         return torch.empty_like(h), None, weights.new_zeros(weights.numel() if need_logits else 0)
-    tiles = _tiles(h, blending, preactivation, parts)
-    choices = (need_logits, preactivation.batch_statistics, preactivation.kinds, *weights.shape, is_fast(h))
-    sweep, finish, through_norm, *sizes = tiles.plan(_backward_plan, parts, *choices)
+    tiles, choices, tensors = _tiled(h, blending, preactivation, parts)
+    sweep, finish, through_norm, *sizes = tiles.plan(_backward_plan, parts, need_logits, *choices)
     partials, results = [h.new_empty(size, dtype=torch.float32) for size in sizes]
-    tensors = (*preactivation.tensors(h), weights)
-    norm, residual, residual_norm, _ = preactivation
-    to_h = torch.empty_like(h) if norm is None or residual is not None else delta
-    sweep(delta, *tensors, to_h, partials)
-    if need_logits or through_norm:
+    is_stored = preactivation is None or preactivation.residual is not None
+    to_h = torch.empty_like(h) if is_stored else delta
+    sweep(*tensors, delta, h, weights, to_h, partials)
+    if need_logits or preactivation is not None:
         finish(partials, results, blending.probabilities.contiguous(), blending.temperature)
-    if through_norm is None:
+    if preactivation is None or through_norm is None:
         return to_h, None, results
-    to_y = torch.empty_like(h)
-    to_residual = None if residual is None else to_h if residual_norm is None else torch.empty_like(h)
-    through_norm(to_h, *tensors, results, to_y, to_y if to_residual is None else to_residual)
+    to_y, to_residual = torch.empty_like(h), to_h if is_stored else None
+    if preactivation.residual_norm is not None:
+        to_residual = torch.empty_like(h)
+    through_norm(*tensors, to_h, h, weights, results, to_y, to_y if to_residual is None else to_residual)
     return to_y, to_residual, results
 
 
@@ -120,12 +119,18 @@ def split_results(results: Tensor, channels: int, has_residual_norm: bool) -> tu
     return torch.split_with_sizes(results, [*sizes, results.numel() - sum(sizes)])
 
 
-def _tiles(h: Tensor, blending: Blending, preactivation: Preactivation, parts: Blend) -> Tiles:
-    if len(blending.weights) == 1 and preactivation.norm is None:
-        return flat(h, FLAT)
+def _tiled(
+    h: Tensor, blending: Blending, preactivation: Preactivation | None, parts: Blend
+) -> tuple[Tiles, tuple[Any, ...], tuple[Tensor, ...]]:
+    """Return the tiles of h, the choices that the plans of all passes share, and the tensors of a fused site."""
+    rows, k = blending.weights.shape
     # With many sums per channel, fewer programs keep the final reduction short.
     cut = FEW_SUMS if len(parts.basis) <= _FEW_BASIS_FUNCTIONS else MANY_SUMS
-    return by_channel(h, blending.channel_dim if preactivation.norm is None else 1, cut)
+    if preactivation is not None:
+        choices = (preactivation.batch_statistics, preactivation.kinds, rows, k, is_fast(h))
+        return by_channel(h, 1, cut), choices, preactivation.tensors
+    tiles = flat(h, FLAT) if rows == 1 else by_channel(h, blending.channel_dim, cut)
+    return tiles, (False, _NOT_FUSED, rows, k, is_fast(h)), ()
 
 
 def _forward_plan(
@@ -134,13 +139,13 @@ def _forward_plan(
 ) -> tuple[Launch, Launch | None, int]:  # fmt: skip
     """Return the main launch, the launch that reduces its partial sums, if any, and the number of partial sums."""
     constants = (*parts.constants(fast), statistics, *kinds, rows > 1, *tiles.constants)
-    sweep, finish = Launch(kernels.forward, tiles.grid, (*tiles.sizes, k), constants), None
+    missing = _TENSORS if kinds == _NOT_FUSED else 0
+    sweep, finish = Launch(kernels.forward, tiles.grid, (*tiles.sizes, k), constants, missing=missing), None
     if statistics:
         numbers = (parts.alive, rows, k, *tiles.parts(rows), tiles.numel // rows)
         finish = Launch(kernels.finish_forward, (rows,), numbers, (*parts.constants(False), 1024))
         sweep.prepares(finish, lambda *dtypes: (dtypes[-1], dtypes[-1]))
-    is_fused = kinds[0] >= kernels.NORMALISED.value
-    if batch_statistics if is_fused else statistics:
+    if statistics if kinds == _NOT_FUSED else batch_statistics:
         _prepare_training(sweep, tiles, parts, batch_statistics, kinds, rows, k, fast)
     return sweep, finish, tiles.room(len(parts.basis) if statistics else 0)
 
@@ -155,22 +160,23 @@ def _backward_plan(
     Both numbers count first the sums over each channel, then those of the routing.
     """
     every = (*kinds, rows > 1, *tiles.constants)
-    of_y, of_residual = (kind >= kernels.NORMALISED.value for kind in kinds)
-    count = (3 if of_residual else 2) if of_y else 0
+    is_fused, has_residual_norm = kinds != _NOT_FUSED, kinds[1] >= kernels.NORMALISED.value
+    count = 2 + has_residual_norm if is_fused else 0
     by_norm, by_routing = tiles.room(count), tiles.room(len(parts.basis) if need_logits else 0)
     constants = (*parts.constants(fast), need_logits, *every)
-    sweep = Launch(kernels.backward, tiles.grid, (by_norm, *tiles.sizes, k), constants)
-    channels = tiles.channels if of_y else 0
+    numbers: tuple[int, ...] = (by_norm, *tiles.sizes, k)
+    sweep = Launch(kernels.backward, tiles.grid, numbers, constants, missing=0 if is_fused else _TENSORS)
+    channels = tiles.channels if is_fused else 0
     numbers = (by_norm, parts.alive, channels, *tiles.parts(tiles.channels), rows, *tiles.parts(rows), k)
-    block, warps = (256, 1) if of_y else (1024, 4)
+    block, warps = (256, 1) if is_fused else (1024, 4)
     grid = (channels + (rows if need_logits else 0),)
     finish = Launch(kernels.finish_backward, grid, numbers, (*parts.constants(fast), count, block), warps)
     through_norm = None
-    if of_y:
+    if is_fused:
         needed = _NOTHING if kinds[1] else parts  # with a residual, ∂h is stored: one kernel for all bases
         constants = (*needed.constants(fast), batch_statistics, *every)
-        sizes = (*tiles.sizes, k, tiles.numel // channels)
-        through_norm = Launch(kernels.backward_through_norm, tiles.grid, sizes, constants)
+        numbers = (*tiles.sizes, k, tiles.numel // channels)
+        through_norm = Launch(kernels.backward_through_norm, tiles.grid, numbers, constants)
     return sweep, finish, through_norm, by_norm + by_routing, count * channels + (rows * k if need_logits else 0)
 
 
@@ -182,13 +188,19 @@ def _prepare_training(
     choices, picks = (kinds, rows, k, fast), parts.picks()
     need_logits = len(picks) > 1
     backward, finish, through_norm, *_ = tiles.plan(_backward_plan, parts, need_logits, batch_statistics, *choices)
-    sweep.prepares(backward, lambda y, *rest: (y, y, *rest))
+    sweep.prepares(backward, lambda *dtypes: (*dtypes[:-4], dtypes[-4], *dtypes[-4:]))
     if need_logits or through_norm:
         sweep.prepares(finish, lambda *dtypes: (dtypes[-1],) * 4)
     if through_norm:
-        sweep.prepares(through_norm, lambda y, *rest: (y, y, *rest[:-2], rest[-1], y, y))
+        sweep.prepares(through_norm, _dtypes_through_norm)
     later = [(parts, False)] if need_logits else []
     later += [(pick, True) for pick in picks] if through_norm and len(picks) == 2 else []
     for other, trains in later:
         evaluation, *_ = tiles.plan(_forward_plan, other, False, trains, *choices)
         sweep.prepares(evaluation, lambda *dtypes: dtypes)
+
+
+def _dtypes_through_norm(*dtypes: torch.dtype) -> tuple[torch.dtype, ...]:
+    """Return the dtypes of the tensors of `backward_through_norm` from those of `forward`."""
+    *tensors, y, weights, _, partials = dtypes
+    return *tensors, y, y, weights, partials, y, y
