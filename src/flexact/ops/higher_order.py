@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexact.candidates.registry import Candidate, lookup
+from flexact.candidates.registry import lookup
 from flexact.ops import closed_form, derivatives, differentiable
 from flexact.ops.blending import Blending
 
@@ -131,19 +131,15 @@ def _plain_logit_gradient(delta: Tensor, h: Tensor, logits: Tensor, blending: Bl
 
 def _plain_blend(h: Tensor, logits: Tensor, blending: Blending, n: int) -> Tensor:
     """Return B_n as differentiable torch operations, in float32 for half precision."""
-    keys = {k: blending.keys[k] for k in blending.alive}
-    return differentiable.blended(h, logits, blending, {k: _Derivative(lookup(key), n) for k, key in keys.items()})
+    functions = {k: functools.partial(_derivative, blending.keys[k], n) for k in blending.alive}
+    return differentiable.blended(h, logits, blending, functions)
 
 
-class _Derivative:
-    """The n-th derivative of a built-in candidate as a function."""
-
-    def __init__(self, candidate: Candidate, n: int) -> None:
-        self.candidate, self.n = candidate, n
-
-    def __call__(self, h: Tensor) -> Tensor:
-        value = self.candidate.function(h)
-        if self.n == 0:
-            return value
-        slope = self.candidate.derivative(h, value)
-        return slope if self.n == 1 else derivatives.higher(self.candidate.name, h, value, slope)[self.n - 2]
+def _derivative(key: str, n: int, h: Tensor) -> Tensor:
+    """Return the n-th derivative of a built-in candidate."""
+    candidate = lookup(key)
+    value = candidate.function(h)
+    if n == 0:
+        return value
+    slope = candidate.derivative(h, value)
+    return slope if n == 1 else derivatives.higher(key, h, value, slope)[n - 2]

@@ -203,17 +203,18 @@ def _uses_batch(norm: nn.BatchNorm2d) -> bool:
 
 def _norm(norm: nn.BatchNorm2d, y: Tensor) -> Norm:
     """Return the moments and affine parameters of a batch norm for y. In training, update its running statistics."""
-    from flexact.ops.triton import autograd as triton_autograd  # needs Triton
+    from flexact.ops.triton import moments as moment_kernels  # these need Triton
+    from flexact.ops.triton.routed import Norm
 
     weight, bias, running_mean, running_var, batches = _held(norm)
     running = None
     if running_mean is not None and running_var is not None and batches is not None:
         if not norm.training:
             moments = torch.stack([running_mean.float(), (running_var.float() + norm.eps).rsqrt()])
-            return triton_autograd.Norm(moments, weight, bias)
+            return Norm(moments, weight, bias)
         if norm.track_running_stats:
             running = (running_mean, running_var, batches)
-    return triton_autograd.Norm(triton_autograd.moments(y, running, norm.momentum, norm.eps), weight, bias)
+    return Norm(moment_kernels.moments(y, running, norm.momentum, norm.eps), weight, bias)
 
 
 FUSED = {

@@ -56,7 +56,7 @@ def normalised_arguments(residual: str, device: torch.device) -> tuple[Any, ...]
     y, other = (torch.randn(4, 3, 2, 2, device=device).requires_grad_() for _ in range(2))
     weights, biases = ([torch.rand(3, device=device).requires_grad_() for _ in range(2)] for _ in range(2))
     own, others = (
-        (triton_autograd.moments(x.detach(), None, 0.1, 1e-5), weights[i], biases[i]) for i, x in enumerate((y, other))
+        (moments.moments(x.detach(), None, 0.1, 1e-5), weights[i], biases[i]) for i, x in enumerate((y, other))
     )
     added = {"none": (None,) * 4, "plain": (other, *(None,) * 3), "normalised": (other, *others)}[residual]
     _, logits, *routing = routed_arguments(y, 1)

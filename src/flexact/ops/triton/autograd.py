@@ -16,35 +16,21 @@ from torch.library import triton_op
 from flexact.errors import FlexActError
 from flexact.ops import closed_form, operators
 from flexact.ops.blending import Blending, packed, unpacked
-from flexact.ops.triton import moments as moment_kernels
 from flexact.ops.triton import routed as routed_kernels
 from flexact.ops.triton.fallback import run
 from flexact.ops.triton.launch import CannotBuild
-from flexact.ops.triton.moments import Running
 from flexact.ops.triton.routed import Norm, Preactivation
 
-__all__ = ["Norm", "Preactivation", "moments", "normalised", "routed"]
+__all__ = ["Norm", "Preactivation", "normalised", "routed"]
 
 
 def normalised(y: Tensor, logits: Tensor, preactivation: Preactivation, blending: Blending) -> tuple[Tensor, Tensor]:
     """Return the routed activation of norm(y) + residual and its statistics."""
     norm, residual, residual_norm, batch_statistics = preactivation
-    nothing = (None, None, None)
-    norms = (*(norm or nothing), residual, *(residual_norm or nothing), batch_statistics)
+    norms = (*norm, residual, *(residual_norm or (None, None, None)), batch_statistics)
     run_normalised = _normalised_operator if operators.is_traced(y) else _Normalised.apply
     x, gathered = run_normalised(y, logits, *norms, *packed(blending))
     return x, gathered
-
-
-def moments(y: Tensor, running: Running | None, momentum: float | None, eps: float) -> Tensor:
-    """Return the mean and 1/√(variance + ε) of each channel, (2, channels), without a graph.
-
-    The running statistics are updated in place.
-    """
-    if operators.is_traced(y):
-        found: Tensor = _moments_operator(y.detach(), *(running or (None, None, None)), momentum, eps)
-        return found
-    return moment_kernels.moments(y, running, momentum, eps)
 
 
 def _routed_forward(h: Tensor, blending: Blending, _: list[Tensor] | None) -> tuple[Tensor, Tensor]:
@@ -62,21 +48,6 @@ def _routed_backward(
 
 
 routed = operators.RoutedActivation("routed_activation_triton", triton_op, _routed_forward, _routed_backward)
-
-
-@triton_op("flexact::batch_moments", mutates_args={"running_mean", "running_var", "batches"})
-def _moments_operator(
-    y: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    batches: Tensor | None,
-    momentum: float | None,
-    eps: float,
-) -> Tensor:
-    running = None
-    if running_mean is not None and running_var is not None and batches is not None:
-        running = (running_mean, running_var, batches)
-    return moment_kernels.moments(y, running, momentum, eps)
 
 
 def _normalised_forward(

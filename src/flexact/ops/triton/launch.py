@@ -87,7 +87,7 @@ class Launch:
             return
         first = tensors[0]
         if is_recorded(first):
-            arguments = (*self.missing, *tensors, *self._arguments)
+            arguments = (*[first] * len(self.missing), *tensors, *self._arguments)  # the compiler expects tensors
             wrap_triton(self.kernel)[self.grid](*arguments, num_warps=self.warps)
             return
         device = first.get_device()

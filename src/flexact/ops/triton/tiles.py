@@ -61,18 +61,15 @@ class Tiles:
         self.even = outer * channels * inner == numel and outer % block_a == 0 and width % block_j == 0
         # Compile-time constants in the order in which every kernel takes them.
         self.constants = last, block_a, block_j, self.even
-        self._plans: dict[tuple[Any, ...], Any] = {}
+        # A momentum that changes every step adds a plan each time.
+        self._plan = functools.lru_cache(MOST_PLANS)(lambda make, *choices: make(self, *choices))
 
     def plan(self, make: Callable[..., Plan], *choices: Any) -> Plan:
         """Return `make(self, *choices)`, cached."""
         try:
-            plan: Plan | None = self._plans.get((make, choices))
+            plan: Plan = self._plan(make, *choices)
         except TypeError:  # a symbolic number of torch.compile is not hashable
             return make(self, *choices)
-        if plan is None:
-            if len(self._plans) >= MOST_PLANS:  # a momentum that changes every step adds one each time
-                self._plans.clear()
-            plan = self._plans[make, choices] = make(self, *choices)
         return plan
 
     def room(self, count: int) -> int:
