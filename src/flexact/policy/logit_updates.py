@@ -226,12 +226,14 @@ def _fused_update(
 
     policy = router.config.policy
     pulls = policy.pulls_logits
+    temperatures = router.temperatures() if pulls and policy.lam == "temperature" else []
     sensitivity = router.sensitivity() if pulls and rank_count() > 1 else None
-    values = router.gradients()
+    values = [*router.gradients(), *temperatures]
     calls = router.layout  # a placeholder: without sensitivities the kernel does not read it
     if pulls:
-        flat, calls = router.gathered.flat(router.device, router.size, sensitivity)
-        values = [*values, *flat]
+        start = router.size + len(temperatures)
+        flat, calls = router.gathered.flat(router.device, start, sensitivity)
+        values += flat
     tables = policy_kernels.Tables(
         router.layout, calls, router.grouped_rows, router.group_starts, router.alive(), router.p, _q(router),
         router.width(), router.alpha, step_size, factors,
