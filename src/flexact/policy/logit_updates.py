@@ -128,7 +128,7 @@ def before_step(
     running.to(router.device)
     evidence.to(router.device)
     with torch.no_grad():
-        update = _fused_update if router.runs_fused() and _has_kernel(router) else _update
+        update = _fused_update if router.runs_fused() else _update
         changes = update(router, running, evidence, step_size, step.factors(scaling))
         if router.config.policy.moves_logits:
             _move_logits(router, step, changes)
@@ -211,18 +211,15 @@ def _advantage(router: Router, gradient: Tensor) -> Tensor:
     return (advantage / norm.clamp_min(_SMALLEST_NORM)).float()
 
 
-def _has_kernel(router: Router) -> bool:
-    from flexact.ops.triton import policy as policy_kernels  # needs Triton
-
-    return policy_kernels.has_kernel(router.config.policy)
-
-
 def _fused_update(
     router: Router, running: RunningGradient, evidence: Evidence, step_size: Tensor, factors: Tensor | None
 ) -> list[Tensor]:
     """Return the result of `_update`, computed by one kernel; on one rank, it also averages the sensitivities."""
     from flexact.ops.triton import fallback  # needs Triton
     from flexact.ops.triton import policy as policy_kernels
+
+    if not policy_kernels.has_kernel(router.config.policy):
+        return _update(router, running, evidence, step_size, factors)
 
     policy = router.config.policy
     pulls = policy.pulls_logits
