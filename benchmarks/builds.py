@@ -34,7 +34,7 @@ from triton.backends.nvidia.driver import CudaLauncher
 
 import flexact
 from flexact.ops import dispatch
-from flexact.ops.triton import ahead, autograd, basis, batch_norm, fallback, routed
+from flexact.ops.triton import ahead, autograd, basis, fallback, routed
 from flexact.ops.triton.launch import Launch
 from flexact.routing.layer import FlexAct
 from flexact.routing.sites import sites_of
@@ -43,7 +43,7 @@ from flexact.studies.picks.tasks.gpt import GPT
 from flexact.surgery import fused_site
 
 CANDIDATES = ("relu", "leaky_relu", "gelu", "silu", "tanh", "identity", "sigmoid", "elu", "mish", "softplus", "relu6")
-OUTPUTS = ("x_ptr", "found_ptr", "to_y_ptr", "to_r_ptr", "sums_ptr")
+OUTPUTS = ("x_ptr", "found_ptr", "to_y_ptr", "to_r_ptr")
 """The arguments that the kernels of a fused site write."""
 
 
@@ -90,21 +90,22 @@ class Builds:
     def launch(self, launch: Launch, *tensors: Tensor) -> None:
         """Replace a launch: build its kernel if this specialisation is new, and write zeros."""
         kernel, dtypes = launch.kernel, tuple(tensor.dtype for tensor in tensors)
-        for name, tensor in zip(kernel.arg_names, tensors, strict=False):
+        for name, tensor in zip(kernel.arg_names[len(launch.missing) :], tensors, strict=False):
             if name in OUTPUTS:
                 tensor.zero_()
         start = time.perf_counter()
         if not self._serial:
             launch._build_prepared_ahead(-1, dtypes)
             ahead.wait_for(launch._build_key(-1, dtypes))
-        built = kernel.warmup(*tensors, *launch.numbers, *launch.constants, grid=launch.grid, num_warps=launch.warps)
+        arguments = (*launch.missing, *tensors, *launch.numbers, *launch.constants)
+        built = kernel.warmup(*arguments, grid=launch.grid, num_warps=launch.warps)
         if built.hash in self._known:
             return
         self._known.add(built.hash)
         self.make_launcher(built.src, built.metadata)
         waited = time.perf_counter() - start
         self._waits.setdefault(self.phase, []).append(waited)
-        print(f"{self.phase:16} {kernel.__module__.rpartition('.')[2] + kernel.__name__:26} {waited:.2f} s")
+        print(f"{self.phase:16} {kernel.__module__.rpartition('.')[2] + '.' + kernel.__name__:29} {waited:.2f} s")
         print("   ", *specialisation(launch, built.src))
 
     def summary(self) -> None:
@@ -156,7 +157,7 @@ def pretend_to_have_a_gpu(builds: Builds) -> None:
     Launch.__call__ = lambda launch, *tensors: builds.launch(launch, *tensors)  # type: ignore[method-assign]
     dispatch._why_unsupported = lambda *_: ""  # type: ignore[assignment]
     dispatch.use("triton")
-    for module in (basis, batch_norm, routed):
+    for module in (basis, routed):
         module.is_fast = lambda h: h.element_size() == 2  # type: ignore[attr-defined]
     autograd.run = fallback.run = record_and_fall_back  # type: ignore[attr-defined]
     fused_site.normalised_site = run_fused  # type: ignore[assignment]

@@ -21,7 +21,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
 from flexact.ops.blending import Blending
-from flexact.ops.triton import batch_norm, routed
+from flexact.ops.triton import routed
 from flexact.ops.triton.launch import Launch
 from flexact.ops.triton.moments import moments
 
@@ -48,7 +48,7 @@ class CompileOnlyDriver:
 
 def count(launch: Launch, *tensors: Tensor) -> None:
     """Replace a launch: compile its kernel, and print the number of instructions in its longest loop."""
-    kernel, arguments = launch.kernel, (*tensors, *launch.numbers)
+    kernel, arguments = launch.kernel, (*launch.missing, *tensors, *launch.numbers)
     if "finish" in kernel.__name__:
         return
     names = kernel.arg_names[len(arguments) :]
@@ -65,7 +65,7 @@ def count(launch: Launch, *tensors: Tensor) -> None:
     registers = re.search(r"REG:(\d+)", usage.stdout)
     special = sum("MUFU" in line for line in body) / elements
     print(
-        f"{kernel.__module__.rpartition('.')[2] + kernel.__name__:28} {len(body) / elements:6.1f} per element, "
+        f"{kernel.__module__.rpartition('.')[2] + '.' + kernel.__name__:28} {len(body) / elements:6.1f} per element, "
         f"{special:.1f} of them special functions; {registers.group(1) if registers else '?'} registers"
     )
 
@@ -99,11 +99,11 @@ def main() -> None:
     routed.forward(h, blending)
     routed.backward(h, h, blending, True)
     y = torch.empty(128, 64, 8, 8, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
-    norm = batch_norm.Norm(torch.rand(2, 64), torch.rand(64), torch.rand(64))
+    norm = routed.Norm(torch.rand(2, 64), torch.rand(64), torch.rand(64))
     moments(y, None, 0.1, 1e-5)
-    normalising = batch_norm.Normalising(norm, None, None, True)
-    batch_norm.forward(y, normalising, blending)
-    batch_norm.backward(y, y, normalising, blending, True)
+    preactivation = routed.Preactivation(norm, None, None, True)
+    routed.forward(y, blending, preactivation)
+    routed.backward(y, y, blending, True, preactivation)
 
 
 if __name__ == "__main__":

@@ -109,11 +109,11 @@ def tile_sizes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
     """Returns a function that sets the elements per tile and the programs per launch, so that a small tensor takes
     many.
     """
-    from flexact.ops.triton import batch_norm, routed, tiles  # these need Triton
+    from flexact.ops.triton import moments, routed, tiles  # these need Triton
 
     def choose(tile: int, programs: int) -> None:
         for name in ("FLAT", "FEW_SUMS", "MANY_SUMS", "MOMENTS"):
-            for module in (batch_norm, tiles, routed):
+            for module in (moments, tiles, routed):
                 monkeypatch.setattr(module, name, tiles.Cut(tile, programs), raising=False)
 
     return choose

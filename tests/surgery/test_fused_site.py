@@ -23,7 +23,7 @@ from flexact import FlexAct, FlexActError, FlexConfig, Policy
 from flexact.ops import dispatch
 from flexact.surgery.fused_site import normalised_site
 
-batch_norm = pytest.importorskip("flexact.ops.triton.batch_norm")  # needs Triton
+routed = pytest.importorskip("flexact.ops.triton.routed")  # needs Triton
 
 pytestmark = pytest.mark.usefixtures("triton_kernels")
 
@@ -43,13 +43,13 @@ def apart() -> Iterator[None]:
 def fused_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A list that grows by one with each fused call."""
     calls: list[int] = []
-    forward = batch_norm.forward
+    forward = routed.forward
 
-    def counted(*arguments: Any, **options: Any) -> Any:
-        calls.append(1)
-        return forward(*arguments, **options)
+    def counted(h: Tensor, blending: Any, *preactivation: Any) -> Any:
+        calls.extend([1] * len(preactivation))  # none is given if a site runs on its own
+        return forward(h, blending, *preactivation)
 
-    monkeypatch.setattr(batch_norm, "forward", counted)
+    monkeypatch.setattr(routed, "forward", counted)
     return calls
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,8 +35,13 @@ SHARED_FROM = 1 << 14
 CHEAP = frozenset({"relu", "leaky_relu", "identity", "relu6", "hardtanh", "hardswish"})
 """The candidates whose values are never kept, because recomputing them takes no longer than loading them."""
 
-Function = Callable[[Tensor], Tensor]
-Derivative = Callable[[Tensor, Tensor], Tensor]
+
+class Term(NamedTuple):
+    """One alive candidate for one block."""
+
+    function: Callable[[Tensor], Tensor]
+    derivative: Callable[[Tensor, Tensor], Tensor]
+    weight: Tensor | float
 
 
 def stacks(h: Tensor) -> bool:
@@ -53,36 +58,22 @@ def forward(h: Tensor, blending: Blending, kept: list[Tensor] | None = None) -> 
     h, weights, statistics = dense(h), blending.weights, blending.statistics
     if h.device.type == "cpu" and h.numel() > MOST_KEPT:
         kept = None
-    x = torch.empty_like(h)
-    sweep = Sweep(h, blending)
-    if sweep.stacks:
-        return x, _forward_stacked(h, x, sweep, kept)
-    sums: list[list[Tensor]] = []
+    needs_slopes = statistics or kept is not None
+    x, sweep, sums = torch.empty_like(h), Sweep(h, blending), []
     for block_h, block_x in sweep.blocks(h, x):
-        source, mixed = block_h.to(sweep.dtype), block_x.to(sweep.dtype).zero_()  # copies in half precision only
-        slope = None if kept is None else torch.zeros_like(source)
-        values, totals = [], []
-        for function, derivative, weight in sweep.functions(source):
-            if slope is None and not statistics and _is_zero(weight):
-                continue
-            value = function(source)
-            sweep.add(mixed, value, weight)
-            if slope is None and not statistics:
-                continue
-            own_slope = derivative(source, value)
-            if slope is not None:
-                sweep.add(slope, own_slope, weight)
-                values.append(value)
-            if statistics:
-                totals.append(sweep.total(own_slope.abs()))
-        if mixed is not block_x:
-            block_x.copy_(mixed)
-        if kept is not None and slope is not None:
-            kept += [slope, *sweep.without_cheap(values)]
-        sums.append(totals)
-    if not statistics:
-        return x, weights.new_empty(0)
-    return x, sweep.table(sums, h.numel() // weights.shape[0])
+        source = block_h.to(sweep.dtype)
+        terms = sweep.terms(source, every=needs_slopes)
+        values = [term.function(source) for term in terms]
+        sweep.blend(values, terms, block_x)
+        if not needs_slopes:
+            continue
+        slopes: Iterable[Tensor] = (term.derivative(source, value) for term, value in zip(terms, values, strict=True))
+        if statistics:
+            slopes = [*slopes]
+            sums.append(sweep.sizes(slopes))
+        if kept is not None:
+            kept += [sweep.blend(slopes, terms, torch.empty_like(source)), *sweep.without_cheap(values)]
+    return x, sweep.table(sums, h.numel() // weights.shape[0]) if statistics else weights.new_empty(0)
 
 
 def backward(
@@ -92,72 +83,27 @@ def backward(
 
     kept: the tensors that `forward` saved; empty to recompute them.
     """
-    h, weights = dense(h), blending.weights
+    h = dense(h)
     delta, gradient = with_layout_of(h, delta), torch.empty_like(h)
-    sweep, remaining = Sweep(h, blending), iter(kept)
-    if sweep.stacks:
-        inner_products = _backward_stacked(delta, h, gradient, sweep, need_logits, kept)
-        return gradient, logit_gradient(inner_products, blending) if need_logits else inner_products
-    inner: list[list[Tensor]] = []
+    sweep, remaining, inner = Sweep(h, blending), iter(kept), []
     for block_h, block_delta, block_gradient in sweep.blocks(h, delta, gradient):
         source, upstream = block_h.to(sweep.dtype), block_delta.to(sweep.dtype)
-        products = []
         if kept:
-            slope, *values = itertools.islice(remaining, sweep.kept_per_block)
-            if need_logits:
-                products = [sweep.inner(upstream, value) for value in sweep.with_cheap(values, source)]
+            slope, *others = itertools.islice(remaining, sweep.kept_per_block)
+            values = sweep.with_cheap(others, source) if need_logits else []
         else:
-            slope = torch.zeros_like(upstream)
-            for function, derivative, weight in sweep.functions(source):
-                if _is_zero(weight) and not need_logits:
-                    continue
-                value = function(source)
-                if need_logits:
-                    products.append(sweep.inner(upstream, value))
-                if not _is_zero(weight):
-                    sweep.add(slope, derivative(source, value), weight)
-        inner.append(products)
+            terms = sweep.terms(source, every=need_logits)
+            values = [term.function(source) for term in terms]
+            slopes = (term.derivative(source, value) for term, value in zip(terms, values, strict=True))
+            slope = sweep.blend(slopes, terms, torch.empty_like(source))
+        if need_logits:
+            inner.append(sweep.inner(upstream, values))
         if gradient.dtype == sweep.dtype:
             torch.mul(slope, upstream, out=block_gradient)
         else:
             block_gradient.copy_(slope * upstream)
-    if not need_logits:
-        return gradient, weights.new_empty(0)
-    return gradient, logit_gradient(sweep.table(inner), blending)
-
-
-def _forward_stacked(h: Tensor, x: Tensor, sweep: Sweep, kept: list[Tensor] | None) -> Tensor:
-    """Write the blend into x, and return the sensitivities. The arguments are those of `forward`."""
-    statistics = sweep.blending.statistics
-    source = sweep.flat(h).to(sweep.dtype)
-    functions = sweep.functions(source)
-    values = [function(source) for function, _, _ in functions]
-    sweep.flat(x).copy_(sweep.blended(torch.stack(values)))
-    if kept is None and not statistics:
-        return sweep.blending.weights.new_empty(0)
-    slopes = torch.stack([slope(source, value) for (_, slope, _), value in zip(functions, values, strict=True)])
-    sums = sweep.sums(slopes.abs(), h.numel() // sweep.rows) if statistics else sweep.blending.weights.new_empty(0)
-    if kept is not None:
-        kept += [sweep.blended(slopes), *sweep.without_cheap(values)]
-    return sums
-
-
-def _backward_stacked(
-    delta: Tensor, h: Tensor, gradient: Tensor, sweep: Sweep, need_logits: bool, kept: Sequence[Tensor]
-) -> Tensor:
-    """Write the gradient w.r.t. h, and return the inner products ⟨δ, a_k⟩, (rows, K), empty if not needed."""
-    source, upstream = (sweep.flat(tensor).to(sweep.dtype) for tensor in (h, delta))
-    if kept:
-        slope, values = kept[0], sweep.with_cheap(list(kept[1:]), source)
-    else:
-        functions = sweep.functions(source)
-        values = [function(source) for function, _, _ in functions]
-        slopes = [own(source, value) for (_, own, _), value in zip(functions, values, strict=True)]
-        slope = sweep.blended(torch.stack(slopes))
-    sweep.flat(gradient).copy_(slope * upstream)
-    if not need_logits:
-        return sweep.blending.weights.new_empty(0)
-    return sweep.sums(torch.stack(values).mul_(upstream))
+    to_logits = logit_gradient(sweep.table(inner), blending) if need_logits else blending.weights.new_empty(0)
+    return gradient, to_logits
 
 
 def logit_gradient(inner: Tensor, blending: Blending) -> Tensor:
@@ -215,11 +161,13 @@ class Sweep:
             and not shared_sigmoid.SLOW.isdisjoint([candidate.name for candidate in self._candidates])
         )
 
-    def functions(self, source: Tensor) -> list[tuple[Function, Derivative, Tensor | float]]:
-        """Return function, derivative and weight of each alive candidate, for a block in `dtype`."""
+    def terms(self, source: Tensor, every: bool = True) -> list[Term]:
+        """Return the alive candidates for a block in `dtype`; unless `every`, without those whose weight is 0."""
         shared = shared_sigmoid.pairs(source) if self._shares else {}
         pairs = [shared.get(one.name, (one.function, one.derivative)) for one in self._candidates]
-        return [(*pair, weight) for pair, weight in zip(pairs, self.weights, strict=True)]
+        terms = [Term(*pair, weight) for pair, weight in zip(pairs, self.weights, strict=True)]
+        # The weights of channels are tensors, and reading them would synchronize with their device.
+        return [term for term in terms if every or isinstance(term.weight, Tensor) or term.weight != 0]
 
     def without_cheap(self, values: list[Tensor]) -> list[Tensor]:
         """Return the values of the candidates that are not `CHEAP`."""
@@ -243,56 +191,57 @@ class Sweep:
         return flat.view((-1, self.rows, tensor.stride(self.blending.channel_dim)) if len(flat) else (0, self.rows, 1))
 
     def blocks(self, *tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
-        """Return matching blocks of tensors that share one dense layout, as `flat` views."""
+        """Return matching blocks of tensors that share one dense layout, as `flat` views; one on a GPU."""
         flat = [self.flat(tensor) for tensor in tensors]
         size = flat[0].numel()
         block = BLOCK * torch.get_num_threads()
-        if size <= block:
+        if self.stacks or size <= block:
             return [tuple(flat)]
         dim = 0 if self.by_layer or flat[0].shape[0] > 1 else 2
         length = max(1, block * flat[0].shape[dim] // size)
         return zip(*(torch.split(tensor, length, dim) for tensor in flat), strict=True)
 
-    def add(self, total: Tensor, values: Tensor, weight: Tensor | float) -> None:
-        """Add weight·values to total in place; a zero weight masks infinite values."""
-        if isinstance(weight, Tensor):
-            total.addcmul_(values.masked_fill(weight == 0, 0) if self.some_zero else values, weight)
-        elif weight != 0:
-            total.add_(values, alpha=weight)
+    def blend(self, values: Iterable[Tensor], terms: Sequence[Term], out: Tensor) -> Tensor:
+        """Write Σ_k w_k values_k, the values of these terms, into `out`; a zero weight masks infinite values."""
+        if self.stacks:
+            stacked, weights = torch.stack([*values]), torch.stack([*self.weights])
+            if not self.by_layer:
+                weights = weights.unsqueeze(1)  # (alive, 1, channels, 1)
+            return out.copy_(stacked.masked_fill_(weights == 0, 0).mul_(weights).sum(0))
+        total = out.to(self.dtype).zero_()  # a copy in half precision only
+        for value, (_, _, weight) in zip(values, terms, strict=True):
+            if isinstance(weight, Tensor):
+                total.addcmul_(value.masked_fill(weight == 0, 0) if self.some_zero else value, weight)
+            elif weight != 0:
+                total.add_(value, alpha=weight)
+        return total if total is out else out.copy_(total)
 
-    def blended(self, stacked: Tensor) -> Tensor:
-        """Return Σ_k w_k values_k for stacked values, (alive, …), which are overwritten; a zero weight masks infinite
-        values."""
-        weights = torch.stack(self.weights)
-        if not self.by_layer:
-            weights = weights.unsqueeze(1)  # (alive, 1, channels, 1)
-        return stacked.masked_fill_(weights == 0, 0).mul_(weights).sum(0)
+    def sizes(self, values: list[Tensor]) -> Tensor:
+        """Return Σ|values_k|, (number of values,) for the layer or (channels, number of values)."""
+        if self.stacks:
+            return self._sums(torch.stack(values).abs_())
+        return torch.stack([self._sum(value.abs()) for value in values], -1)
 
-    def sums(self, stacked: Tensor, divisor: int = 1) -> Tensor:
-        """Return the sums of stacked values per layer or per channel, divided by a number, as (rows, K)."""
-        sums = stacked.sum(1 if self.by_layer else (1, 3)).view(-1, self.rows).T.contiguous()
-        return by_candidate(sums / max(divisor, 1), self.blending)
+    def inner(self, upstream: Tensor, values: list[Tensor]) -> Tensor:
+        """Return ⟨upstream, values_k⟩, shaped as `sizes`."""
+        if self.stacks:
+            return self._sums(torch.stack(values).mul_(upstream))
+        if self.by_layer:
+            return torch.stack([torch.dot(upstream, value) for value in values])
+        return torch.stack([self._sum(upstream * value) for value in values], -1)
 
-    def table(self, blocks: list[list[Tensor]], divisor: int = 1) -> Tensor:
-        """Return the sums over all blocks, divided by a number, as (rows, K).
+    def _sums(self, stacked: Tensor) -> Tensor:
+        return stacked.sum(1) if self.by_layer else stacked.sum((1, 3)).T.contiguous()
 
-        blocks: for each block the sums of the alive candidates. They are added in double precision.
-        """
-        total = torch.stack(blocks[0], -1)
-        if len(blocks) > 1 or divisor > 1:
-            total = total.double()
-        for block in blocks[1:]:
-            total += torch.stack(block, -1)
-        total = total.view(self.blending.weights.shape[0], -1)
-        return by_candidate(total / divisor if divisor > 1 else total, self.blending)
-
-    def total(self, values: Tensor) -> Tensor:
+    def _sum(self, values: Tensor) -> Tensor:
         return values.sum() if self.by_layer else values.sum((0, 2))
 
-    def inner(self, left: Tensor, right: Tensor) -> Tensor:
-        return torch.dot(left, right) if self.by_layer else self.total(left * right)
-
-
-def _is_zero(weight: Tensor | float) -> bool:
-    """Return whether a weight is known to be 0; reading a tensor would synchronize with its device."""
-    return isinstance(weight, float) and weight == 0
+    def table(self, blocks: list[Tensor], divisor: int = 1) -> Tensor:
+        """Return the sums of all blocks, divided by a number, as (rows, K). Blocks are added in double precision."""
+        total = blocks[0]
+        if not self.stacks and (len(blocks) > 1 or divisor > 1):
+            total = total.double()
+        for block in blocks[1:]:
+            total += block
+        total = total.reshape(self.rows, -1)
+        return by_candidate(total / divisor if divisor > 1 else total, self.blending)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexact.candidates.registry import Candidate, lookup
+from flexact.candidates.registry import lookup
 from flexact.ops import closed_form, derivatives, differentiable
 from flexact.ops.blending import Blending
 
@@ -41,10 +41,10 @@ class Terms:
         known = self._orders
         while len(known) <= n:
             if not known:
-                known.append([function(self.source) for function, _, _ in self._functions])
+                known.append([term.function(self.source) for term in self._terms])
             elif len(known) == 1:
-                slopes = [derivative for _, derivative, _ in self._functions]
-                known.append([slope(self.source, a) for slope, a in zip(slopes, known[0], strict=True)])
+                both = zip(self._terms, known[0], strict=True)
+                known.append([term.derivative(self.source, value) for term, value in both])
             else:
                 keys = [self.blending.keys[k] for k in self.blending.alive]
                 pairs = [derivatives.higher(key, self.source, *of) for key, *of in zip(keys, *known, strict=True)]
@@ -52,16 +52,13 @@ class Terms:
         return known[n]
 
     @functools.cached_property
-    def _functions(self) -> list[tuple[closed_form.Function, closed_form.Derivative, Tensor | float]]:
-        return self.sweep.functions(self.source)
+    def _terms(self) -> list[closed_form.Term]:
+        return self.sweep.terms(self.source)
 
     def blend(self, n: int) -> Tensor:
         """Return B_n in the shape of h; in float32 for half precision. Each call returns a new tensor object."""
         if n not in self._blends:
-            total = torch.zeros_like(self.source)
-            for weight, term in zip(self.sweep.weights, self.order(n), strict=True):
-                self.sweep.add(total, term, weight)
-            self._blends[n] = total
+            self._blends[n] = self.sweep.blend(self.order(n), self._terms, torch.empty_like(self.source))
         return self._blends[n].as_strided(self._shape, self._stride)
 
     def logit_gradient(self, delta: Tensor, n: int) -> Tensor:
@@ -69,7 +66,7 @@ class Terms:
         if delta.stride() != self._stride:
             delta = torch.empty_strided(self._shape, self._stride, dtype=delta.dtype, device=delta.device).copy_(delta)
         upstream = self.sweep.flat(delta).to(self.sweep.dtype)
-        inner = [self.sweep.inner(upstream, term) for term in self.order(n)]
+        inner = self.sweep.inner(upstream, self.order(n))
         return closed_form.logit_gradient(self.sweep.table([inner]), self.blending)
 
 
@@ -94,7 +91,7 @@ def gradients(
         to_h = (delta.to(slope.dtype) * slope).to(h.dtype)
     wants_logits = need_logits and _is_wanted(ctx.next_functions[1][0])
     if wants_logits and recording:
-        to_logits = _LogitGradient.apply(delta, h, logits, terms, n)  # type: ignore[no-untyped-call]
+        to_logits = _plain_logit_gradient(delta, h, logits, terms.blending, n)
     elif wants_logits:
         to_logits = terms.logit_gradient(delta, n)
     return to_h, to_logits
@@ -124,44 +121,25 @@ class _Blend(torch.autograd.Function):
         return *gradients(ctx, delta, h, logits, ctx.terms, ctx.n), None, None
 
 
-class _LogitGradient(torch.autograd.Function):
-    """The gradient of ⟨δ, B_n⟩ with respect to the logits. Its own derivatives are those of the plain blend."""
-
-    @staticmethod
-    def forward(ctx: Any, delta: Tensor, h: Tensor, logits: Tensor, terms: Terms, n: int) -> Tensor:
-        ctx.save_for_backward(delta, h, logits)
-        ctx.blending, ctx.n = terms.blending, n
-        return terms.logit_gradient(delta, n)
-
-    @staticmethod
-    def backward(ctx: Any, direction: Tensor) -> tuple[Tensor | None, ...]:
-        recording = torch.is_grad_enabled()
-        with torch.enable_grad():
-            inputs = [t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in ctx.saved_tensors]
-            delta, h, logits = inputs
-            blend = _plain_blend(h, logits, ctx.blending, ctx.n)
-            (found,) = torch.autograd.grad(blend, logits, delta.to(blend.dtype), create_graph=True)
-            to_inputs = torch.autograd.grad(
-                found, inputs, direction, create_graph=recording, allow_unused=True, materialize_grads=True
-            )
-        return *(t if need else None for t, need in zip(to_inputs, ctx.needs_input_grad, strict=False)), None, None
+def _plain_logit_gradient(delta: Tensor, h: Tensor, logits: Tensor, blending: Blending, n: int) -> Tensor:
+    """Return the gradient of ⟨δ, B_n⟩ with respect to the logits as differentiable torch operations."""
+    logits = logits.view_as(logits)  # the logits themselves may determine h, through an earlier call of the site
+    blend = _plain_blend(h, logits, blending, n)
+    (found,) = torch.autograd.grad(blend, logits, delta.to(blend.dtype), create_graph=True)
+    return found
 
 
 def _plain_blend(h: Tensor, logits: Tensor, blending: Blending, n: int) -> Tensor:
     """Return B_n as differentiable torch operations, in float32 for half precision."""
-    keys = {k: blending.keys[k] for k in blending.alive}
-    return differentiable.blended(h, logits, blending, {k: _Derivative(lookup(key), n) for k, key in keys.items()})
+    functions = {k: functools.partial(_derivative, blending.keys[k], n) for k in blending.alive}
+    return differentiable.blended(h, logits, blending, functions)
 
 
-class _Derivative:
-    """The n-th derivative of a built-in candidate as a function."""
-
-    def __init__(self, candidate: Candidate, n: int) -> None:
-        self.candidate, self.n = candidate, n
-
-    def __call__(self, h: Tensor) -> Tensor:
-        value = self.candidate.function(h)
-        if self.n == 0:
-            return value
-        slope = self.candidate.derivative(h, value)
-        return slope if self.n == 1 else derivatives.higher(self.candidate.name, h, value, slope)[self.n - 2]
+def _derivative(key: str, n: int, h: Tensor) -> Tensor:
+    """Return the n-th derivative of a built-in candidate."""
+    candidate = lookup(key)
+    value = candidate.function(h)
+    if n == 0:
+        return value
+    slope = candidate.derivative(h, value)
+    return slope if n == 1 else derivatives.higher(key, h, value, slope)[n - 2]

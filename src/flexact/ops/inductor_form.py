@@ -79,25 +79,25 @@ def _compiled(function: Callable[..., Any], kind: tuple[Any, ...], *constants: A
 def _forward(
     h: Tensor, weights: Tensor, keys: tuple[str, ...], alive: tuple[int, ...], statistics: bool
 ) -> tuple[Tensor, Tensor]:
-    wide = _wide(h)
-    candidates = [lookup(keys[k]) for k in alive]
-    values = [candidate.function(wide) for candidate in candidates]
+    values, slopes = _evaluated(h, keys, alive)
     x = _weighted_sum(weights, alive, values).to(h.dtype)
-    if not statistics:
-        return x, h.new_empty(0)
-    slopes = [one.derivative(wide, value).abs() for one, value in zip(candidates, values, strict=True)]
-    return x, _by_row(slopes)
+    return x, _by_row([slope.abs() for slope in slopes]) if statistics else h.new_empty(0)
 
 
 def _backward(
     h: Tensor, delta: Tensor, weights: Tensor, keys: tuple[str, ...], alive: tuple[int, ...], need_logits: bool
 ) -> tuple[Tensor, Tensor]:
-    wide, upstream = _wide(h), _wide(delta)
-    candidates = [lookup(keys[k]) for k in alive]
-    values = [candidate.function(wide) for candidate in candidates]
-    slopes = [one.derivative(wide, value) for one, value in zip(candidates, values, strict=True)]
+    values, slopes = _evaluated(h, keys, alive)
+    upstream = _wide(delta)
     gradient = (upstream * _weighted_sum(weights, alive, slopes)).to(h.dtype)
     return gradient, _by_row([upstream * value for value in values]) if need_logits else h.new_empty(0)
+
+
+def _evaluated(h: Tensor, keys: tuple[str, ...], alive: tuple[int, ...]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the values and the slopes of the alive candidates; the compiler removes those that are not used."""
+    wide, candidates = _wide(h), [lookup(keys[k]) for k in alive]
+    values = [candidate.function(wide) for candidate in candidates]
+    return values, [one.derivative(wide, value) for one, value in zip(candidates, values, strict=True)]
 
 
 def _wide(tensor: Tensor) -> Tensor:

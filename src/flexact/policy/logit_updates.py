@@ -214,9 +214,13 @@ def _advantage(router: Router, gradient: Tensor) -> Tensor:
 def _fused_update(
     router: Router, running: RunningGradient, evidence: Evidence, step_size: Tensor, factors: Tensor | None
 ) -> list[Tensor]:
-    """Return the result of `_update`, computed by one kernel; on one rank, it also averages the sensitivities."""
+    """Return the result of `_update`, computed by one kernel if it supports the policy; on one rank, the kernel also
+    averages the sensitivities."""
     from flexact.ops.triton import fallback  # needs Triton
     from flexact.ops.triton import policy as policy_kernels
+
+    if not policy_kernels.has_kernel(router.config.policy):
+        return _update(router, running, evidence, step_size, factors)
 
     policy = router.config.policy
     pulls = policy.pulls_logits

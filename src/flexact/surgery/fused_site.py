@@ -17,7 +17,7 @@ from flexact.ops import runs_fused
 from flexact.routing.layer import FlexAct
 
 if TYPE_CHECKING:
-    from flexact.ops.triton.batch_norm import Norm
+    from flexact.ops.triton.routed import Norm
 
 
 _Kind = TypeVar("_Kind", bound=nn.Module)
@@ -189,7 +189,7 @@ def _run_fused(site: FlexAct, h: Deferred) -> Tensor:
     x, statistics = triton_autograd.normalised(
         y,
         site.logits.detach() if site.committed else site.logits,
-        triton_autograd.Normalising(_norm(norm, y), residual, other, _uses_batch(norm)),
+        triton_autograd.Preactivation(_norm(norm, y), residual, other, _uses_batch(norm)),
         routing,
     )
     site.gather(routing, statistics)
@@ -203,17 +203,18 @@ def _uses_batch(norm: nn.BatchNorm2d) -> bool:
 
 def _norm(norm: nn.BatchNorm2d, y: Tensor) -> Norm:
     """Return the moments and affine parameters of a batch norm for y. In training, update its running statistics."""
-    from flexact.ops.triton import autograd as triton_autograd  # needs Triton
+    from flexact.ops.triton import moments as moment_kernels  # these need Triton
+    from flexact.ops.triton.routed import Norm
 
     weight, bias, running_mean, running_var, batches = _held(norm)
     running = None
     if running_mean is not None and running_var is not None and batches is not None:
         if not norm.training:
             moments = torch.stack([running_mean.float(), (running_var.float() + norm.eps).rsqrt()])
-            return triton_autograd.Norm(moments, weight, bias)
+            return Norm(moments, weight, bias)
         if norm.track_running_stats:
             running = (running_mean, running_var, batches)
-    return triton_autograd.Norm(triton_autograd.moments(y, running, norm.momentum, norm.eps), weight, bias)
+    return Norm(moment_kernels.moments(y, running, norm.momentum, norm.eps), weight, bias)
 
 
 FUSED = {

@@ -22,7 +22,7 @@ from flexact.candidates.registry import lookup
 from flexact.ops import _plain, dispatch, routed_activation
 from flexact.ops.blending import Blending
 from flexact.ops.triton import autograd as triton_autograd
-from flexact.ops.triton import batch_norm, moments, routed
+from flexact.ops.triton import moments, routed
 from flexact.ops.triton.basis import has_form
 from flexact.ops.triton.launch import CannotBuild
 from flexact.surgery.fused_site import normalised_site
@@ -56,11 +56,11 @@ def normalised_arguments(residual: str, device: torch.device) -> tuple[Any, ...]
     y, other = (torch.randn(4, 3, 2, 2, device=device).requires_grad_() for _ in range(2))
     weights, biases = ([torch.rand(3, device=device).requires_grad_() for _ in range(2)] for _ in range(2))
     own, others = (
-        (triton_autograd.moments(x.detach(), None, 0.1, 1e-5), weights[i], biases[i]) for i, x in enumerate((y, other))
+        (moments.moments(x.detach(), None, 0.1, 1e-5), weights[i], biases[i]) for i, x in enumerate((y, other))
     )
     added = {"none": (None,) * 4, "plain": (other, *(None,) * 3), "normalised": (other, *others)}[residual]
-    _, *routing, _, _ = routed_arguments(y, 1)
-    return y, *own, *added, *routing, True, True
+    _, logits, *routing = routed_arguments(y, 1)
+    return y, logits, *own, *added, True, *routing
 
 
 def check_operator(operator: Any, arguments: tuple[Any, ...], device: torch.device) -> None:
@@ -93,11 +93,7 @@ def test_opcheck_of_its_backward(need_logits: bool, device: torch.device) -> Non
 
 @pytest.mark.parametrize("residual", ["none", "plain", "normalised"])
 def test_opcheck_with_batch_norm(residual: str, device: torch.device) -> None:
-    arguments = normalised_arguments(residual, device)
-    check_operator(FLEXACT.normalised_activation.default, arguments, device)
-    plain = tuple(argument.detach() if isinstance(argument, Tensor) else argument for argument in arguments)
-    backward = (torch.randn_like(plain[0]), *plain[:8], *plain[9:14], True, True)
-    check_operator(FLEXACT.normalised_activation_backward.default, backward, device)
+    check_operator(FLEXACT.normalised_activation.default, normalised_arguments(residual, device), device)
 
 
 @pytest.mark.parametrize("track", [False, True])
@@ -312,7 +308,7 @@ def test_the_separate_modules_are_the_fallback_of_a_fused_site_and_it_warns_once
     with monkeypatch.context() as patch:
         patch.setattr(dispatch, "_forced", "closed_form")
         expected = block_results(device, residual)
-    breaking(moments if which == "moments" else batch_norm, which, NO_COMPILER)
+    breaking(moments if which == "moments" else routed, which, NO_COMPILER)
     with pytest.warns(UserWarning, match="failed to build") as said:
         ours = block_results(device, residual)
     assert sum(warning.category is UserWarning for warning in said) == 1
@@ -333,7 +329,7 @@ def test_the_separate_modules_are_the_fallback_of_a_fused_site_and_it_warns_once
 def test_a_fused_site_whose_backward_cannot_be_compiled_says_what_to_do(
     breaking: Callable, device: torch.device
 ) -> None:
-    breaking(batch_norm, "backward", NO_COMPILER)
+    breaking(routed, "backward", NO_COMPILER)
     with pytest.raises(FlexActError, match=r"backward of .* no compiler.*FLEXACT_KERNELS=closed_form"):
         block_results(device, "normalised")
 

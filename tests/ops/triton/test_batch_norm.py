@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from flexact.candidates.registry import lookup
 from flexact.ops import reference
 from flexact.ops.blending import Blending
-from flexact.ops.triton import batch_norm, tiles
-from flexact.ops.triton.batch_norm import Norm, Normalising
+from flexact.ops.triton import routed, tiles
 from flexact.ops.triton.moments import moments as batch_moments
+from flexact.ops.triton.routed import Norm, Preactivation
 
 NAMES = ("relu", "tanh", "leaky_relu", "silu")
 K = len(NAMES)
@@ -89,11 +89,11 @@ class Case:
         norm, other = copy.deepcopy(self.norm), copy.deepcopy(self.residual_norm)
         own = normalises(norm, self.y)
         others = None if other is None or self.residual is None else normalises(other, self.residual)
-        normalising = Normalising(own, self.residual, others, uses_batch(norm))
+        preactivation = Preactivation(own, self.residual, others, uses_batch(norm))
         blending = self.blending()
-        x, statistics = batch_norm.forward(self.y, normalising, blending)
-        to_y, to_residual, results = batch_norm.backward(self.delta, self.y, normalising, blending, True)
-        to_bias, to_weight, *to_residual_weight, to_logits = batch_norm.split_results(
+        x, statistics = routed.forward(self.y, blending, preactivation)
+        to_y, to_residual, results = routed.backward(self.delta, self.y, blending, True, preactivation)
+        to_bias, to_weight, *to_residual_weight, to_logits = routed.split_results(
             results, self.y.shape[1], others is not None
         )
         found = {"x": x, "statistics": statistics, **_running("norm", norm), **_running("residual_norm", other)}
@@ -242,7 +242,7 @@ def test_a_program_processes_several_tiles(device: torch.device, tile_sizes: Cal
     tile_sizes(64, 4)
     for layout in LAYOUTS:
         one = case(device, layout, "normalised", rows=2, shape=(12, 2, 4, 4))
-        walk = tiles.by_channel(one.y, 1, batch_norm.MOMENTS)
+        walk = tiles.by_channel(one.y, 1, tiles.MOMENTS)
         assert walk.splits * walk.block_a < walk.outer
         one.check()
 
@@ -273,8 +273,8 @@ def test_inputs_are_never_overwritten(device: torch.device) -> None:
 def test_without_the_gradient_to_the_logits_the_others_are_the_same(device: torch.device) -> None:
     one = case(device, "channels last", "normalised", rows=3)
     own, other = (normalises(norm, one.y) for norm in (one.norm, one.residual_norm))
-    arguments = (one.delta, one.y, Normalising(own, one.residual, other, True), one.blending())
-    with_it, without = batch_norm.backward(*arguments, True), batch_norm.backward(*arguments, False)
+    arguments, preactivation = (one.delta, one.y, one.blending()), Preactivation(own, one.residual, other, True)
+    with_it, without = (routed.backward(*arguments, need, preactivation) for need in (True, False))
     assert all(torch.equal(left, right) for left, right in zip(with_it[:2], without[:2], strict=True))
     sums, _ = with_it[2].split([3 * 3, 3 * K])
     assert torch.equal(sums, without[2])
@@ -283,8 +283,8 @@ def test_without_the_gradient_to_the_logits_the_others_are_the_same(device: torc
 @pytest.mark.parametrize("asked", [False, True])
 def test_statistics(asked: bool, device: torch.device) -> None:
     one = case(device, "channels last", "plain", rows=3)
-    normalising = Normalising(normalises(one.norm, one.y), one.residual, None, True)
-    _, gathered = batch_norm.forward(one.y, normalising, one.blending(asked))
+    preactivation = Preactivation(normalises(one.norm, one.y), one.residual, None, True)
+    _, gathered = routed.forward(one.y, one.blending(asked), preactivation)
     if not asked:
         assert gathered.numel() == 0
         return

@@ -189,14 +189,15 @@ import torch
 import forms
 from flexact.candidates.registry import register_candidate
 from flexact.ops.blending import Blending
-from flexact.ops.triton import batch_norm, routed
+from flexact.ops.triton import routed
 from flexact.ops.triton.launch import Launch
 
 hashes = []
 
 def build(launch, *tensors):
     kernel = launch.kernel
-    compiled = kernel.warmup(*tensors, *launch.numbers, *launch.constants, grid=launch.grid, num_warps=launch.warps)
+    arguments = (*launch.missing, *tensors, *launch.numbers, *launch.constants)
+    compiled = kernel.warmup(*arguments, grid=launch.grid, num_warps=launch.warps)
     assert compiled.asm["cubin"]
     hashes.append(compiled.hash)
 
@@ -211,10 +212,10 @@ if "all" not in sys.argv:
     print(*hashes)
     sys.exit()
 routed.backward(h, h, blending, True)
-norm = batch_norm.Norm(torch.rand(2, 6), torch.rand(6), torch.rand(6))
-normalising = batch_norm.Normalising(norm, h, None, True)
-batch_norm.forward(h, normalising, blending)
-batch_norm.backward(h, h, normalising, blending, True)
+norm = routed.Norm(torch.rand(2, 6), torch.rand(6), torch.rand(6))
+preactivation = routed.Preactivation(norm, h, None, True)
+routed.forward(h, blending, preactivation)
+routed.backward(h, h, blending, True, preactivation)
 print(*hashes)
 """
 

@@ -397,19 +397,24 @@ def launched(device: torch.device, run: Callable[[], object]) -> int:
         return count(run, device) + launch.call_count
 
 
-@pytest.mark.parametrize("changes", POLICIES, ids=str)
+@pytest.mark.parametrize("changes", [one for one in POLICIES if policy_kernels.has_kernel(Policy(**one))], ids=str)
 def test_a_draw_takes_two_launches_and_the_policy_three(changes: dict[str, Any], device: torch.device) -> None:
-    for logit_step in ("schedule", "optimizer"):
-        sites, every = Sites(device, logit_step=logit_step, **changes), range(len(SITES))
-        draw = functools.partial(sites.router.refresh, True)
-        step_size = torch.tensor(0.1, device=device)  # before the counting: on a GPU it is a copy
-        act = functools.partial(sites.act, step_size)
-        for _ in range(2):  # the first call allocates the statistics and builds the kernels
-            drawing = launched(device, draw)
-            sites.call(*every, 0)
-            sites.differentiate(*every)
-            acting = launched(device, act)
-        assert (drawing, acting) == (2, 3)
+    sites, every = Sites(device, **changes), range(len(SITES))
+    draw = functools.partial(sites.router.refresh, True)
+    step_size = torch.tensor(0.1, device=device)  # before the counting: on a GPU it is a copy
+    act = functools.partial(sites.act, step_size)
+    for _ in range(2):  # the first call allocates the statistics and builds the kernels
+        drawing = launched(device, draw)
+        sites.call(*every, 0)
+        sites.differentiate(*every)
+        acting = launched(device, act)
+    assert (drawing, acting) == (2, 3)
+
+
+def test_the_kernel_of_the_logit_step_serves_the_default_policy_and_not_the_ablations() -> None:
+    supported = [Policy(), Policy(correction="none"), Policy(correction="output_norm"), Policy(kl_on="p", noise=1.0)]
+    others = [Policy(logit_step="optimizer"), Policy(correction="clipped_norm_kl"), Policy(lam="temperature")]
+    assert [policy_kernels.has_kernel(one) for one in supported + others] == [True] * 4 + [False] * 3
 
 
 @pytest.mark.parametrize("share", ["model", "site"])
@@ -490,13 +495,10 @@ table, numbers, one = torch.zeros(rows, k), torch.zeros(rows, 3, dtype=torch.lon
 running = (table, torch.zeros(rows, 1, dtype=torch.float64), torch.zeros(rows, 2))
 evidence = (torch.zeros(rows, 1), table, torch.zeros(rows, k, k))
 policy_kernels.draw(torch.zeros(99), numbers, table > 0, table)
-corrections = ("none", "clip_logit_gradient", "grad_norm_kl", "clipped_norm_kl")
 signs, order = torch.ones(rows, 1), torch.arange(rows)
-alike = product(corrections, ("schedule", "optimizer"), (("temperature", 1), (0.3, 2)), (1,), (None,))
-others = product(corrections[3:], ("schedule",), ((0.3, 2),), (4, rows), (None, signs))
-for correction, logit_step, (lam, calls), groups, factors in (*alike, *others):
+for correction, calls, groups, factors in product(("none", "grad_norm_kl"), (1, 2), (1, 4, rows), (None, signs)):
     places = torch.zeros(rows, 2 + calls, dtype=torch.long)
-    policy = Policy(correction=correction, logit_step=logit_step, lam=lam)
+    policy = Policy(correction=correction)
     starts = torch.linspace(0, rows, groups + 1).long()
     tables = Tables(numbers, places, order, starts, table > 0, table, table, one.expand(rows, 1), one, one, factors)
     policy_kernels.update(torch.zeros(999), rows * k, tables, running, evidence, (0.1, 0.01), policy)

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flexact.ops.triton.tiles import Cut, Tiles, by_channel, columns, dense, flat, places
+from flexact.ops.triton.tiles import Cut, Tiles, by_channel, columns, flat, places
 
 
 @triton.jit(do_not_specialize=["tile", "row_tile"])  # a 1 would become a constant, which a program's number is not
@@ -106,16 +106,3 @@ def test_offsets_beyond_32_bits(walk: Tiles, device: torch.device) -> None:
     last = walk.columns - 1, triton.cdiv(walk.outer, walk.block_a) - 1
     assert torch.equal(visited(walk, *last, device)[0], expected(walk, *last)[0])
     assert int(expected(walk, *last)[0].max()) == walk.numel - 1
-
-
-def test_a_dense_tensor_is_not_copied() -> None:
-    for h in (torch.empty(2, 3, 4), torch.empty(2, 3, 4).permute(2, 0, 1), torch.empty(()), torch.empty(0, 3)):
-        assert dense(h) is h
-
-
-def test_other_tensors_are_copied() -> None:
-    for h in (torch.rand(4, 6)[:, ::2], torch.rand(4, 1).expand(4, 3), torch.rand(4, 6)[:, 1:].t()):
-        copied = dense(h)
-        assert torch.equal(copied, h)
-        assert copied.is_contiguous()
-        assert copied.data_ptr() != h.data_ptr()

@@ -30,7 +30,7 @@ def check(key: str, device: torch.device) -> None:
     try:
         with on_device, torch.no_grad():
             value, _ = routed.forward(h, blending)
-            slope, _ = routed.backward(torch.ones_like(h), h, blending, False)
+            slope, *_ = routed.backward(torch.ones_like(h), h, blending, False)
     except (CannotBuild, TritonError) as error:
         if isinstance(error.__cause__, OSError | ImportError):  # not the form's fault
             return

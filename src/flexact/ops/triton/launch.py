@@ -7,8 +7,8 @@ directly. Compiled kernels are cached by the properties of the tensors that Trit
 Before a kernel is compiled, compilation of the kernels that a training step launches next is started in the background
 (`prepares`).
 
-The direct call uses Triton's private launcher. If a version of Triton has another launcher, every launch falls back to
-Triton's documented one.
+The direct call uses Triton's private launcher, which is the same in Triton 3.3 to 3.6. With newer versions, every
+launch falls back to Triton's documented interface.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from flexact.ops.operators import is_recorded
 from flexact.ops.triton import ahead
 
 NEWEST_LAUNCHER = (3, 6)
-"""The newest Triton whose private launcher is known to work here."""
+"""The newest Triton whose private launcher is known."""
 
 _GPU_ERRORS = ("CUDA error", "Triton Error [CUDA]")
 """Substrings of errors about the GPU or an earlier launch on it, as opposed to the compilation of a kernel."""
@@ -50,12 +50,20 @@ class Launch:
 
     numbers, constants: the runtime and the compile-time arguments, which follow the tensors in this order.
     warps: warps per program.
+    missing: the number of tensors that the kernel takes before the given ones, and that are None in every launch.
     """
 
     def __init__(
-        self, kernel: Any, grid: tuple[int, ...], numbers: tuple[Any, ...], constants: tuple[Any, ...], warps: int = 4
+        self,
+        kernel: Any,
+        grid: tuple[int, ...],
+        numbers: tuple[Any, ...],
+        constants: tuple[Any, ...],
+        warps: int = 4,
+        missing: int = 0,
     ) -> None:
         self.kernel, self.grid, self.numbers, self.constants, self.warps = kernel, grid, numbers, constants, warps
+        self.missing = (None,) * missing
         self._interpreted = not isinstance(kernel, triton.JITFunction)
         self._arguments = (*numbers, *constants)
         self._built: dict[tuple[Any, ...], tuple[Any, ...] | None] = {}
@@ -75,11 +83,12 @@ class Launch:
 
     def __call__(self, *tensors: Tensor) -> None:
         if self._interpreted:
-            self.kernel[self.grid](*tensors, *self._arguments)
+            self.kernel[self.grid](*self.missing, *tensors, *self._arguments)
             return
         first = tensors[0]
         if is_recorded(first):
-            wrap_triton(self.kernel)[self.grid](*tensors, *self._arguments, num_warps=self.warps)
+            arguments = (*[first] * len(self.missing), *tensors, *self._arguments)  # the compiler expects tensors
+            wrap_triton(self.kernel)[self.grid](*arguments, num_warps=self.warps)
             return
         device = first.get_device()
         addresses = [tensor.data_ptr() for tensor in tensors]
@@ -94,18 +103,12 @@ class Launch:
         # As in Triton's own launch, but without its profiler hooks. Addresses replace the tensors, because Triton
         # queries the driver for each tensor.
         run, grid, stream_of, function, metadata = launcher
-        try:
-            run(*grid, stream_of(device), function, metadata, None, None, None, *addresses, *self._arguments)
-        except Exception as error:
-            if _is_gpu_error(error):
-                raise
-            _log_once(f"{type(error).__name__}: {error}")
-            self._built[key] = None
-            self._launch_documented(tensors)
+        arguments = (*self.missing, *addresses, *self._arguments)
+        run(*grid, stream_of(device), function, metadata, None, None, None, *arguments)
 
     def _launch_documented(self, tensors: tuple[Tensor, ...]) -> Any:
         """Launch through Triton's documented interface, and return the compiled kernel."""
-        return self.kernel[self.grid](*tensors, *self._arguments, num_warps=self.warps)
+        return self.kernel[self.grid](*self.missing, *tensors, *self._arguments, num_warps=self.warps)
 
     def _build(self, tensors: tuple[Tensor, ...]) -> tuple[Any, ...] | None:
         """Compile the kernel, launch it for the first time, and return its launcher."""
@@ -115,7 +118,7 @@ class Launch:
         try:
             built = self._launch_documented(tensors)
         except Exception as error:  # Triton's compiler raises errors of many types
-            if _is_gpu_error(error):
+            if isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in _GPU_ERRORS):
                 raise
             raise CannotBuild(f"{self.kernel.__name__}: {type(error).__name__}: {error}") from error
         return _launcher(built, (*self.grid, 1, 1)[:3])
@@ -132,30 +135,23 @@ class Launch:
     def _compile(self, device: int, dtypes: Dtypes) -> None:
         """Compile the kernel for aligned tensors, and its launcher, into Triton's caches."""
         with torch.cuda.device(device) if device >= 0 else contextlib.nullcontext():
-            built = self.kernel.warmup(*dtypes, *self._arguments, grid=self.grid, num_warps=self.warps)
+            arguments = (*self.missing, *dtypes, *self._arguments)
+            built = self.kernel.warmup(*arguments, grid=self.grid, num_warps=self.warps)
             # Not `built.run`, which would also load the kernel: another thread may be capturing a CUDA graph.
             triton.runtime.driver.active.launcher_cls(built.src, built.metadata)
 
 
 def _launcher(built: Any, grid: tuple[int, ...]) -> tuple[Any, ...] | None:
-    """Return the private launcher of a compiled kernel and its arguments, or None if this Triton has another one."""
+    """Return the private launcher of a compiled kernel and its arguments, or None if this Triton may have another."""
     if dispatch.triton_version() > NEWEST_LAUNCHER:
-        _log_once(f"Triton {triton.__version__} is newer than {'.'.join(map(str, NEWEST_LAUNCHER))}")
+        _warn_once()
         return None
-    try:
-        stream_of = triton.runtime.driver.active.get_current_stream
-        return built.run, grid, stream_of, built.function, built.packed_metadata
-    except AttributeError as error:
-        _log_once(str(error))
-        return None
+    stream_of = triton.runtime.driver.active.get_current_stream
+    return built.run, grid, stream_of, built.function, built.packed_metadata
 
 
 @functools.cache
-def _log_once(reason: str) -> None:
-    """Log once per reason that launches fall back to Triton's documented interface."""
-    _log.warning("unknown Triton launcher (%s): falling back to the documented one, which is slower.", reason)
-
-
-def _is_gpu_error(error: Exception) -> bool:
-    """Return whether an error is about the GPU or an earlier launch on it."""
-    return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in _GPU_ERRORS)
+def _warn_once() -> None:
+    _log.warning(
+        "unknown launcher of Triton %s: falling back to the documented one, which is slower.", triton.__version__
+    )

@@ -11,7 +11,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.library import triton_op
 
+from flexact.ops.operators import is_traced
 from flexact.ops.triton.launch import Launch
 from flexact.ops.triton.tiles import (
     MOMENTS,
@@ -33,10 +35,33 @@ Running = tuple[Tensor, Tensor, Tensor]
 
 
 def moments(y: Tensor, running: Running | None, momentum: float | None, eps: float) -> Tensor:
-    """Return the mean and 1/√(variance + ε) of each channel, (2, channels). Update the running statistics in place.
+    """Return the mean and 1/√(variance + ε) of each channel, (2, channels), without a graph.
 
+    The running statistics are updated in place.
     momentum: weight of this batch in the running statistics; None takes the cumulative average.
     """
+    if is_traced(y):
+        found: Tensor = _operator(y.detach(), *(running or (None, None, None)), momentum, eps)
+        return found
+    return _moments(y, running, momentum, eps)
+
+
+@triton_op("flexact::batch_moments", mutates_args={"running_mean", "running_var", "batches"})
+def _operator(
+    y: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    batches: Tensor | None,
+    momentum: float | None,
+    eps: float,
+) -> Tensor:
+    running = None
+    if running_mean is not None and running_var is not None and batches is not None:
+        running = (running_mean, running_var, batches)
+    return _moments(y, running, momentum, eps)
+
+
+def _moments(y: Tensor, running: Running | None, momentum: float | None, eps: float) -> Tensor:
     tiles = by_channel(y, 1, MOMENTS)
     sweep, finish, room = tiles.plan(_plan, running is not None, momentum, eps)
     found = y.new_empty((2, tiles.channels), dtype=torch.float32)

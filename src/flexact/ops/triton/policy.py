@@ -2,7 +2,8 @@
 
 Both do little arithmetic on a (rows, K) table, so the cost is dominated by launches, of which plain torch needs about
 forty. `routing.router` and `policy.logit_updates` are the readable reference in plain torch, and the oracle of the
-tests.
+tests. The logit step has a kernel only for policies that `has_kernel` accepts, as the default one; the others run in
+plain torch.
 
 The numbers of all sites are concatenated without padding into one flat tensor, `values`. Two integer tables hold the
 offsets of each row in it:
@@ -27,8 +28,8 @@ from torch import Tensor
 
 from flexact.config import Policy
 from flexact.ops.operators import is_traced
+from flexact.ops.triton.kernels import MOST_CANDIDATES
 from flexact.ops.triton.launch import Launch
-from flexact.ops.triton.routed import MOST_CANDIDATES
 
 _ROWS = 8
 """Rows per program."""
@@ -71,6 +72,13 @@ def takes(logits: Tensor, k: int) -> bool:
     return k <= MOST_CANDIDATES.value and logits.dtype == torch.float32 and not is_traced(logits)
 
 
+def has_kernel(policy: Policy) -> bool:
+    """Return whether the kernel supports a policy: its Schedule moves the logits, by gradients that are not clipped,
+    and its λ is a number."""
+    is_clipped = policy.correction in ("clip_logit_gradient", "clipped_norm_kl")
+    return policy.moves_logits and not is_clipped and policy.lam != "temperature"
+
+
 def draw(values: Tensor, layout: Tensor, alive: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """Return π and p = softmax((log π + g)/τ), each (rows, K).
 
@@ -85,7 +93,7 @@ def update(
     values: Tensor, size: int, tables: Tables, running: tuple[Tensor, ...], evidence: tuple[Tensor, ...],
     rates: tuple[float, float], policy: Policy,
 ) -> Tensor:  # fmt: skip
-    """Return the changes to subtract from the logits or, if the optimizer moves them, their corrected gradients.
+    """Return the changes to subtract from the logits.
 
     The result is flat, without padding. The running averages and the evidence are updated in place.
     values: all gradients, `size` numbers; then, if λ is the temperature, one temperature per site; then the
@@ -112,12 +120,8 @@ def _draw_launch(rows: int, k: int) -> Launch:
 def _update_launch(
     rows: int, k: int, groups: int, most: int, has_factors: bool, rates: tuple[float, float], policy: Policy
 ) -> Launch:
-    clips, clips_sensitivity = (policy.correction == name for name in ("clip_logit_gradient", "clipped_norm_kl"))
-    lam = 0.0 if policy.lam == "temperature" else float(policy.lam)
-    numbers = (k, most, *rates, lam, float(policy.clip))
-    tile = 1 if groups == rows else _ROWS
-    tied = policy.pulls_logits and policy.lam == "temperature"
-    constants = (clips, policy.pulls_logits, clips_sensitivity, tied, policy.moves_logits, has_factors, tile)
+    numbers = (k, most, *rates, float(policy.lam))
+    constants = (policy.pulls_logits, has_factors, 1 if groups == rows else _ROWS)
     return Launch(_update, (groups,), numbers, constants, _WARPS)
 
 
@@ -133,8 +137,9 @@ def _draw(values_ptr, layout_ptr, alive_ptr, noise_ptr, pi_ptr, p_ptr, rows, k, 
     shifted = logits - tl.max(logits, axis=1, keep_dims=True)
     log_pi = shifted - tl.log(tl.sum(tl.exp(shifted), axis=1, keep_dims=True))
     noise = tl.load(noise_ptr + row * k + column, inside, other=0.0)
+    temperature = tl.load(values_ptr + tl.load(layout_ptr + row * 3 + 2, valid, other=0), valid, other=1.0)
     # Rounded as in torch: at a low temperature the quotients are large, and the softmax depends on their differences.
-    p = _softmax(tl.div_rn(log_pi + noise, _temperature(values_ptr, layout_ptr, row, valid)))
+    p = _softmax(tl.div_rn(log_pi + noise, temperature))
     tl.store(pi_ptr + row * k + column, tl.exp(log_pi), inside)
     tl.store(p_ptr + row * k + column, p, inside)
 
@@ -143,9 +148,8 @@ def _draw(values_ptr, layout_ptr, alive_ptr, noise_ptr, pi_ptr, p_ptr, rows, k, 
 def _update(
     values_ptr, layout_ptr, calls_ptr, grouped_rows_ptr, group_starts_ptr, alive_ptr, p_ptr, q_ptr, width_ptr,
     alpha_ptr, step_size_ptr, factors_ptr, mean_ptr, square_ptr, weights_ptr, count_ptr, total_ptr, products_ptr,
-    found_ptr, k, most, mean_rate, square_rate, lam, clip,
-    CLIPS: tl.constexpr, PULLS: tl.constexpr, CLIPS_SENSITIVITY: tl.constexpr, TIED: tl.constexpr,
-    STEPS: tl.constexpr, HAS_FACTORS: tl.constexpr, ROWS: tl.constexpr,
+    found_ptr, k, most, mean_rate, square_rate, lam,
+    PULLS: tl.constexpr, HAS_FACTORS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Process one group: sum the changes and the advantages of its rows, then write their means to every row."""
     first = tl.load(group_starts_ptr + tl.program_id(0))
@@ -168,28 +172,17 @@ def _update(
             gradient = tl.where(moves, gradient * factor, 0.0)
         advantage_sum += tl.sum(_advantage(gradient, p_ptr + row * k + column, inside), axis=0, keep_dims=True)
         moving += tl.sum(moves.to(tl.int32), axis=0, keep_dims=True)
-        if CLIPS:
-            gradient = _clipped(gradient, clip)
-        mean, size = _averages(
+        change, size = _averages(
             gradient, alive, mean_ptr, square_ptr, weights_ptr, row, column, moves, k, mean_rate, square_rate
         )
-        change = gradient
-        if STEPS:
-            change = mean
         if PULLS:
             called, sensitivity = _sensitivity(values_ptr, calls_ptr, row, column, own, valid, most)
-            if CLIPS_SENSITIVITY:
-                sensitivity = tl.where(sensitivity > clip, clip, sensitivity)
-            divisor = lam
-            if TIED:
-                divisor = _temperature(values_ptr, layout_ptr, row, valid)
-            target = _softmax(tl.where(alive, -sensitivity / divisor, float("-inf")))
+            target = _softmax(tl.where(alive, -sensitivity / lam, float("-inf")))
             q = tl.load(q_ptr + row * k + column, inside, other=0.0)
             width = tl.load(width_ptr + row, valid, other=1).to(tl.float32)
             pulled = change + tl.load(alpha_ptr) * size / width * (q - target)
             change = tl.where(called, pulled, change)  # a site without a call has no target
-        if STEPS:
-            change = tl.load(step_size_ptr) * (change / size)
+        change = tl.load(step_size_ptr) * (change / size)
         change_sum += tl.sum(tl.where(moves & own, change, 0.0), axis=0, keep_dims=True)
         position += ROWS
     change_sum = change_sum / (end - first).to(tl.float32)
@@ -198,11 +191,7 @@ def _update(
     while position < end:
         row, valid = _rows_at(grouped_rows_ptr, position, end, ROWS)
         start, own = _own(layout_ptr, row, column, valid)
-        change = change_sum
-        if HAS_FACTORS and not STEPS:  # restore the sign and the loss scale
-            factor = tl.load(factors_ptr + row, valid, other=0.0)
-            change = tl.where(factor != 0, change_sum / factor, 0.0)
-        tl.store(found_ptr + start + column, change, own)
+        tl.store(found_ptr + start + column, change_sum, own)
         _add(count_ptr + row, (moving > 0).to(tl.float32), valid)
         _add(total_ptr + row * k + column, advantage_sum, valid & (column < k))
         number = 0
@@ -245,12 +234,6 @@ def _own(layout_ptr, row, column, valid):
 
 
 @triton.jit
-def _temperature(values_ptr, layout_ptr, row, valid):
-    offset = tl.load(layout_ptr + row * 3 + 2, valid, other=0)
-    return tl.load(values_ptr + offset, valid, other=1.0)
-
-
-@triton.jit
 def _alive(alive_ptr, inside, valid):
     """Return a mask of the alive candidates; all are alive in rows past the last, so that their softmax is finite."""
     return (tl.load(alive_ptr, inside, other=0) != 0) | (valid == 0)
@@ -272,16 +255,6 @@ def _sensitivity(values_ptr, calls_ptr, row, column, own, valid, most):
     return called, sensitivity / divisor
 
 
-# The bounds below use `tl.where`, which propagates NaN like torch's clamp; `tl.maximum` does not.
-
-
-@triton.jit
-def _clipped(gradient, bound):
-    norm = tl.sqrt(tl.sum(gradient * gradient, axis=1, keep_dims=True))
-    factor = bound / tl.where(norm < _TINY, _TINY, norm)
-    return gradient * tl.where(factor > 1, 1.0, factor)
-
-
 @triton.jit
 def _averages(
     gradient, alive, mean_ptr, square_ptr, weights_ptr, row, column, moves, k, mean_rate, square_rate
@@ -297,6 +270,7 @@ def _averages(
     mean_weight = _averaged(weights_ptr + row * 2, one, mean_rate, moves)
     square_weight = _averaged(weights_ptr + row * 2 + 1, one, square_rate, moves)
     size = tl.sqrt(square / square_weight).to(tl.float32)
+    # Unlike `tl.maximum`, `tl.where` propagates NaN, as torch's clamp does.
     return mean / mean_weight, tl.where(size < _SMALLEST_SIZE, _SMALLEST_SIZE, size)
 
 

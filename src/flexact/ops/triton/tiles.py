@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -62,18 +61,15 @@ class Tiles:
         self.even = outer * channels * inner == numel and outer % block_a == 0 and width % block_j == 0
         # Compile-time constants in the order in which every kernel takes them.
         self.constants = last, block_a, block_j, self.even
-        self._plans: dict[tuple[Any, ...], Any] = {}
+        # A momentum that changes every step adds a plan each time.
+        self._plan = functools.lru_cache(MOST_PLANS)(lambda make, *choices: make(self, *choices))
 
     def plan(self, make: Callable[..., Plan], *choices: Any) -> Plan:
         """Return `make(self, *choices)`, cached."""
         try:
-            plan: Plan | None = self._plans.get((make, choices))
+            plan: Plan = self._plan(make, *choices)
         except TypeError:  # a symbolic number of torch.compile is not hashable
             return make(self, *choices)
-        if plan is None:
-            if len(self._plans) >= MOST_PLANS:  # a momentum that changes every step adds one each time
-                self._plans.clear()
-            plan = self._plans[make, choices] = make(self, *choices)
         return plan
 
     def room(self, count: int) -> int:
@@ -119,11 +115,6 @@ def _by_channel(numel: int, channels: int, inner: int, cut: Cut) -> Tiles:
 def _power_of_2(size: int, most: int) -> int:
     """Return a size rounded up to a power of 2, or `most`. A symbolic size stays symbolic if it is at least `most`."""
     return most if size >= most else triton.next_power_of_2(int(size))
-
-
-def dense(h: Tensor) -> Tensor:
-    """Return h if its elements fill their memory without gaps, in any order; otherwise a contiguous copy."""
-    return h if torch.ops.aten.is_non_overlapping_and_dense(h) else h.clone(memory_format=torch.contiguous_format)
 
 
 @triton.jit
