@@ -15,8 +15,8 @@ from flexact.report.page import Section, markdown
 from flexact.studies.cifar.methods import FIXED, METHODS
 from flexact.studies.cifar.protocol import Cell, Grid, Protocol, Result
 from flexact.studies.cifar.table import in_order, table, title
-from flexact.studies.cifar.train import CHECKPOINT, train_cell
-from flexact.studies.cifar_data.data import load
+from flexact.studies.cifar.train import train_cell
+from flexact.studies.cifar_data.data import Images, load
 from flexact.studies.grid.cell_task import Curve, evaluated, read_curve
 from flexact.studies.grid.report import (
     BASELINE_COLOUR,
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def _sha256(name: str, protocol: Protocol, folder: Path, partial: bool) -> str:
-    images = load(name, folder, partial)
+def _load(name: str, folder: Path, protocol: Protocol) -> Images:
+    images = load(name, folder, protocol.partial)
     if len(images.train_y) < protocol.batch:
         raise FlexActError(
             f"{name} has {len(images.train_y)} training images, fewer than one batch (--batch {protocol.batch})."
         )
-    return images.sha256
+    return images
 
 
 STUDY = GridStudy(
@@ -51,10 +51,8 @@ STUDY = GridStudy(
     row=Result,
     table=table,
     train=train_cell,
-    load=load,
-    sha256=_sha256,
-    told=lambda row: f"{row.accuracy:.2f} %",
-    checkpoint=CHECKPOINT,
+    load=_load,
+    summary=lambda row: f"{row.accuracy:.2f} %",
 )
 Store = functools.partial(GridStore[Result], study=STUDY)
 """The folder of one grid."""

@@ -20,7 +20,7 @@ from flexact.studies.grid.statistics import (
     step_costs,
 )
 from flexact.studies.grid.status import not_done, several_devices
-from flexact.studies.grid.store import DONE
+from flexact.studies.grid.study import DONE
 
 CIFAR_EPOCHS = 200
 

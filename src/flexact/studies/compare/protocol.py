@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from flexact.candidates.registry import ORIGINAL
 from flexact.config import FlexConfig
@@ -59,12 +59,7 @@ class Grid(Choices):
     """
 
     methods: tuple[str, ...]
-
-    KNOWN: ClassVar[Mapping[str, tuple[str, ...]]] = {"methods": ()}
-
-    def known(self, kind: str) -> tuple[str, ...]:
-        """Any names: `methods_of` checks them, and a candidate may be registered in another process only."""
-        return self.methods
+    """Any names: `methods_of` checks them, and a candidate may be registered in another process only."""
 
     @property
     def cells(self) -> list[Cell]:

@@ -15,20 +15,15 @@ from flexact.observe.figures.drawing import Picture, style
 from flexact.report.page import Section, markdown
 from flexact.studies.compare.protocol import ALONE, FLEXACT, Grid, Protocol, Result
 from flexact.studies.compare.table import TITLE, summaries, table
-from flexact.studies.compare.training import Outcome
 from flexact.studies.grid.cell_task import evaluated, read_curve
 from flexact.studies.grid.report import FLEXACT_COLOUR, finished, mean_line
 from flexact.studies.grid.store import Store as GridStore
 from flexact.studies.grid.study import GridStudy, candidate_of
 
 
-def _no_training(*_: Any, **__: Any) -> Outcome:
+def _no_training(*_: Any, **__: Any) -> Result:
     """Stands for `train_cell`, which needs the user's functions."""
     raise FlexActError("this folder was opened for reading only, so no run can be trained in it.")
-
-
-def _no_data(name: str, folder: Path, partial: bool) -> None:
-    """`train` reads its own data."""
 
 
 STUDY = GridStudy(
@@ -40,9 +35,7 @@ STUDY = GridStudy(
     row=Result,
     table=table,
     train=_no_training,
-    load=_no_data,
-    sha256=lambda name, protocol, folder, partial: None,
-    told=lambda row: f"{row.score:.4g}",
+    summary=lambda row: f"{row.score:.4g}",
 )
 
 

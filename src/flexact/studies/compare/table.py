@@ -22,8 +22,7 @@ from flexact.studies.grid.statistics import (
     times,
 )
 from flexact.studies.grid.status import not_done, several_devices
-from flexact.studies.grid.store import DONE
-from flexact.studies.grid.study import picked
+from flexact.studies.grid.study import DONE, picked
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from flexact.config import FlexConfig
-from flexact.io.value_checks import check_known, check_seed
 from flexact.studies.glue.data import TASKS, USUAL
 from flexact.studies.grid.study import Choices, GridCell, PickingProtocol, Setting
 
@@ -39,11 +38,6 @@ class Cell(GridCell):
     task: str
     method: str
     seed: int
-
-    def __post_init__(self) -> None:
-        check_known("task", self.task, TASKS)
-        check_known("method", self.method, METHODS)
-        check_seed(self.seed)
 
     @property
     def data_name(self) -> str:
@@ -107,10 +101,8 @@ class Grid(Choices):
     ['rte-fixed-0', 'rte-flexact-all-0']
     """
 
-    tasks: Annotated[tuple[str, ...], Setting("cola, mrpc, stsb, qnli, rte, wnli.", "all but qnli")] = USUAL
-    methods: Annotated[tuple[str, ...], Setting(f"{', '.join(METHODS)}.", "all")] = METHODS
-
-    KNOWN: ClassVar[Mapping[str, tuple[str, ...]]] = {"tasks": tuple(TASKS), "methods": METHODS}
+    tasks: Annotated[tuple[str, ...], Setting(f"{', '.join(TASKS)}.", "all but qnli", known=tuple(TASKS))] = USUAL
+    methods: Annotated[tuple[str, ...], Setting(f"{', '.join(METHODS)}.", "all", known=METHODS)] = METHODS
 
     @property
     def cells(self) -> list[Cell]:

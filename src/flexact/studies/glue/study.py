@@ -17,7 +17,7 @@ from flexact.studies.glue.data import TASKS, TextData, check_rows, load
 from flexact.studies.glue.encoder import check_encoder
 from flexact.studies.glue.protocol import METHODS, Cell, Grid, Protocol, Result
 from flexact.studies.glue.table import TITLES, columns_of, heading, scores, table
-from flexact.studies.glue.train import Outcome, train_cell
+from flexact.studies.glue.train import train_cell
 from flexact.studies.grid.report import (
     BASELINE_COLOUR,
     FLEXACT_COLOUR,
@@ -27,28 +27,18 @@ from flexact.studies.grid.report import (
     selection,
 )
 from flexact.studies.grid.store import Store as GridStore
-from flexact.studies.grid.study import GridStudy, picks_column
-
-
-def figures(outcome: Outcome) -> dict[str, Any]:
-    """The columns of results.csv from an outcome."""
-    others = {name: value for name, value in vars(outcome).items() if name != "metrics"}
-    return {**outcome.metrics, **others, "picks": picks_column(outcome.picks)}
+from flexact.studies.grid.study import GridStudy
 
 
 def _summary(row: Result) -> str:
     return ", ".join(f"{name} {'-' if math.isnan(value) else f'{value:.2f}'}" for name, value in row.metrics.items())
 
 
-def _load(name: str, folder: Path, partial: bool) -> TextData:
-    return load(name, folder)
-
-
-def _sha256(name: str, protocol: Protocol, folder: Path, partial: bool) -> str:
-    data = load(name, folder)
-    check_rows(data.first(protocol.limit))
+def _load(name: str, folder: Path, protocol: Protocol) -> TextData:
+    data = load(name, folder).first(protocol.limit)
+    check_rows(data)
     check_encoder(protocol.folder, protocol.length)
-    return data.sha256
+    return data
 
 
 STUDY = GridStudy(
@@ -60,9 +50,7 @@ STUDY = GridStudy(
     table=table,
     train=train_cell,
     load=_load,
-    figures=figures,
-    sha256=_sha256,
-    told=_summary,
+    summary=_summary,
     data=Path("data/glue"),
     operational=("keep", "folder"),
 )

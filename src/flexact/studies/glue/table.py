@@ -22,7 +22,7 @@ from flexact.studies.grid.statistics import (
     step_costs,
 )
 from flexact.studies.grid.status import not_done, several_devices
-from flexact.studies.grid.store import DONE
+from flexact.studies.grid.study import DONE
 
 COLUMNS = [(name, metric) for name, task in TASKS.items() for metric in task.metrics]
 """Each task with each of its metrics, in the paper's order."""

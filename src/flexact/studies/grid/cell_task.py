@@ -25,7 +25,7 @@ from flexact.studies.workers import Answer
 
 CURVE = "curve.csv"
 OUTCOME = "outcome.json"
-"""The columns of results.csv for a finished cell."""
+"""The columns of results.csv of a finished cell."""
 
 Curve = list[dict[str, Any]]
 """One dictionary per epoch, with its number and its values; a missing value is NaN."""
@@ -92,12 +92,9 @@ class Task:
     folder: Path
     """The cell's folder; on a cluster, every machine must see it under this path."""
     data: Path
+    """The folder of all data sets."""
     train: Train
-    load: Load
-    figures: Callable[[Any], dict[str, Any]]
-    """The columns of results.csv from an outcome."""
-    partial: bool = False
-    """Whether the data set may have fewer rows than the official one."""
+    load: Load | None
 
 
 Engine = Callable[[Sequence[Task], Callable[[Task, Answer], None], Callable[[], bool]], None]
@@ -112,11 +109,11 @@ def run_task(task: Task, device: str, stop: Callable[[], bool]) -> Answer:
         with locked(task.folder / LOCK, f"HOLDER is still running in {task.folder}; stop it.", PATIENCE):
             if (task.folder / OUTCOME).is_file():  # the grid was killed before it could write the result
                 return Answer("done", json.loads((task.folder / OUTCOME).read_bytes()))
-            data = loaded(task.load, task.cell.data_name, task.data, task.partial)
-            outcome = task.train(task.cell, task.protocol, data, task.folder, torch.device(device), stop=stop)
-            figures = {"device": name, **task.figures(outcome)}
-            write_whole(task.folder / OUTCOME, json.dumps(figures) + "\n")
-            return Answer("done", figures)
+            data = loaded(task.load, task.cell.data_name, task.data, task.protocol)
+            row = task.train(task.cell, task.protocol, data, task.folder, torch.device(device), stop=stop)
+            columns = row._asdict() | {"device": row.device or name}
+            write_whole(task.folder / OUTCOME, json.dumps(columns) + "\n")
+            return Answer("done", columns)
     except Exception as error:
         kind = "full" if disk_is_full(error) else "stopped" if stop() else "failed"
         words = " ".join(str(error).split())
@@ -142,6 +139,6 @@ def disk_is_full(error: BaseException | None) -> bool:
 
 
 @lru_cache(maxsize=2)
-def loaded(load: Load, name: str, folder: Path, partial: bool) -> Any:
-    """Load a data set. It is cached, because the cells of a worker share it."""
-    return load(name, folder, partial)
+def loaded(load: Load | None, name: str, folder: Path, protocol: Any) -> Any:
+    """Load a data set; None if it has no name. It is cached, because the cells of a worker share it."""
+    return load(name, folder, protocol) if load and name else None

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
 from flexact.errors import FlexActError
 from flexact.io.markdown_tables import counted
 from flexact.io.result_folder import CONFIG, TABLE
-from flexact.studies.grid.store import FAILED, PARTIAL, PLACE, Store, data_of
-from flexact.studies.grid.study import Choices, GridProtocol, Setting
+from flexact.studies.grid.store import PLACE, Store, data_of
+from flexact.studies.grid.study import FAILED, Choices, GridProtocol, Setting, settings_of
 from flexact.studies.progress import Progress
 
 Names = list[str] | None
@@ -29,7 +29,6 @@ Data = Annotated[
         show_default="data; with --resume the grid's own",
     ),
 ]
-Partial = Annotated[bool, typer.Option("--partial", help="Accept data sets with fewer images than the official ones.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing.")]
 _KIND = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -86,7 +85,7 @@ class GridCommand:
             raise FlexActError(f"{store.folder / CONFIG} has no protocol; restore it, or start again with --overwrite.")
         return found
 
-    def carry_out(self, store: Store[Any], data: Path | None, partial: bool = False) -> None:
+    def carry_out(self, store: Store[Any], data: Path | None) -> None:
         """Run a grid, write its table and build its page; see `reported`.
 
         Options that were not given are those of the grid to resume, or the defaults of the study.
@@ -97,15 +96,13 @@ class GridCommand:
         study, before = store.study, self.before(store)
         kind, settings = study.protocol, self.settings
         protocol = kind(**settings) if before is None else kind.from_dict({**before["protocol"], **settings})
-        earlier = data_of(before or {})
         with self.reported(store):
             run_and_report(
                 store,
                 Progress(self.quiet, pieces="cells"),
                 grids=study.grid.asked_for(self.chosen, before),
                 protocol=protocol,
-                data=data or Path(earlier.get(PLACE, study.data)),
-                partial=partial or earlier[PARTIAL],
+                data=data or Path(data_of(before or {}).get(PLACE, study.data)),
                 engine=engine(self.engine, self.device, self.jobs, self.address),
                 resume=self.resume,
                 overwrite=self.overwrite,
@@ -180,10 +177,7 @@ def with_settings(options: type[Any]) -> Callable[[Callable[..., None]], Callabl
 def setting_options(kind: type[Any]) -> list[inspect.Parameter]:
     """The options for the fields of a dataclass with a `Setting`; an option that is not given is None, or False."""
     options = []
-    for name, hint in get_type_hints(kind, include_extras=True).items():
-        if get_origin(hint) is not Annotated:
-            continue
-        value, setting = get_args(hint)
+    for name, (value, setting) in settings_of(kind).items():
         shown = setting.default or str(getattr(kind, name))
         option = typer.Option(help=setting.help, min=setting.at_least, show_default=shown)
         given, default = value | None, None

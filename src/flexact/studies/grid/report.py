@@ -14,8 +14,8 @@ from flexact.observe.selection_rows import alike
 from flexact.report.build import read_histories
 from flexact.report.page import Section
 from flexact.studies.grid.statistics import mean_and_deviation
-from flexact.studies.grid.store import DONE, R, Store
-from flexact.studies.grid.study import Row, picked
+from flexact.studies.grid.store import R, Store
+from flexact.studies.grid.study import DONE, Row, picked
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,6 +5,7 @@ A failed cell is recorded, and the grid continues. Only the process of the grid 
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import threading
 import time
@@ -20,9 +21,9 @@ from flexact.io.atomic_files import write_whole
 from flexact.io.markdown_tables import counted
 from flexact.io.result_folder import REPORT, TABLE
 from flexact.report.build import build, missing_packages
-from flexact.studies.grid.cell_task import Engine, Task, disk_is_full, epochs_in
-from flexact.studies.grid.store import DIGESTS, DONE, FAILED, PARTIAL, PLACE, Store
-from flexact.studies.grid.study import LOCK, Choices, GridCell, GridProtocol
+from flexact.studies.grid.cell_task import Engine, Task, disk_is_full, epochs_in, loaded
+from flexact.studies.grid.store import DIGESTS, PLACE, Store
+from flexact.studies.grid.study import DONE, FAILED, Choices, GridCell, GridProtocol
 from flexact.studies.progress import Progress
 from flexact.studies.provenance import provenance, run_config
 from flexact.studies.workers import Answer
@@ -43,7 +44,6 @@ def run(
     data: Path,
     engine: Engine,
     *,
-    partial: bool = False,
     resume: bool = False,
     overwrite: bool = False,
     retry_failed: bool = False,
@@ -52,7 +52,7 @@ def run(
     """Run the cells that are not done yet.
 
     grids: the grids to add; if empty, the cells that the folder already asks for are run.
-    partial: whether data sets may have fewer rows than the official ones.
+    data: the folder of all data sets.
     """
     resume, study, place = resume or retry_failed, store.study, Path(data).absolute()
     if resume:
@@ -61,23 +61,21 @@ def run(
     config = run_config(
         study.name,
         study.title,
-        grids=[grid.to_dict() for grid in grids],
+        grids=[dataclasses.asdict(grid) for grid in grids],
         protocol=protocol.to_dict(),
-        data={PARTIAL: partial, PLACE: str(place)},
+        data={PLACE: str(place)},
     )
-    work = (study.train, study.load, study.figures)
     with store.held():
         cells = study.asked(config if grids else store.config())
         before = store.results() if resume else {}
         left = [
-            Task(cell, protocol, store.cell_folder(cell).absolute(), place, *work, partial)
+            Task(cell, protocol, store.cell_folder(cell).absolute(), place, study.train, study.load)
             for cell in cells
             if cell not in before or (retry_failed and before[cell].state == FAILED)
         ]
         # The data is read before the folder is opened: if that fails, the folder is unchanged.
-        names = dict.fromkeys(task.cell.data_name for task in left)
-        digests = {name: study.sha256(name, protocol, Path(data), partial) for name in names}
-        config["data"] |= {DIGESTS: {name: digest for name, digest in digests.items() if digest is not None}}
+        names = dict.fromkeys(task.cell.data_name for task in left if task.cell.data_name)
+        config["data"][DIGESTS] = {name: loaded(study.load, name, place, protocol).sha256 for name in names}
         store.open(config, resume, overwrite)
         if left:
             _Run(store, left, made, progress or Progress(quiet=True)).go(engine, len(cells) - len(left))
@@ -121,8 +119,7 @@ class _Run:
         counts = Counter(self.states.values())
         kept = f"{counts[DONE]} of {counted(len(self.tasks), 'cell')} kept"
         kept += f", {counts[FAILED]} failed" if counts[FAILED] else ""
-        resumes = self.store.study.checkpoint != LOCK
-        kept += f"; the others {'resume from their last checkpoints' if resumes else 'start again'}"
+        kept += "; the others resume from their last checkpoints, or start again if they have none"
         if self.full:
             raise FlexActError(
                 f"the disk with {self.store.folder} is full ({self.full}); the grid was stopped, and its files are "
@@ -138,13 +135,9 @@ class _Run:
         if answer.kind not in ("done", "failed"):
             return
         study, cell = self.store.study, task.cell
-        row = study.row(
-            **cell.to_dict(),
-            **{"device": answer.device, **(answer.figures or {})},
-            state=DONE if answer.kind == "done" else FAILED,
-            error=answer.error,
-            **{name: self.made[name] for name in ("torch", "commit", "date")},
-        )
+        columns = {**cell.to_dict(), "device": answer.device, **(answer.figures or {})}
+        columns |= {"state": DONE if answer.kind == "done" else FAILED, "error": answer.error}
+        row = study.row(**columns | {name: self.made[name] for name in ("torch", "commit", "date")})
         try:
             self.store.add(row)
         except OSError as error:
@@ -153,7 +146,7 @@ class _Run:
             self.full = self.full or str(error)
             return
         self.states[cell] = row.state
-        result = f": {study.told(row)}" if row.state == DONE else f" failed: {answer.error}"
+        result = f": {study.summary(row)}" if row.state == DONE else f" failed: {answer.error}"
         self.progress.finished(self.indexes[cell], cell.name + result)
 
     def _beat(self) -> bool:

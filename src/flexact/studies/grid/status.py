@@ -8,8 +8,8 @@ from typing import Any
 
 from flexact.io.markdown_tables import counted, markdown
 from flexact.studies.grid.cell_task import epochs_in, is_locked
-from flexact.studies.grid.store import DONE, FAILED, Store
-from flexact.studies.grid.study import LOCK, GridCell, Row
+from flexact.studies.grid.store import Store
+from flexact.studies.grid.study import DONE, FAILED, LOCK, GridCell, Row
 
 KINDS = ("done", "running", "failed", "stopped", "missing")
 
@@ -28,8 +28,8 @@ def _state(store: Store[Any], cell: GridCell, epochs: int, row: Any) -> tuple[st
     if is_locked(folder / LOCK):
         return "running", epoch
     if row is not None:
-        return row.state, "see below" if row.state == FAILED else store.study.told(row)
-    started = done or any(folder.glob(store.study.checkpoint))
+        return row.state, "see below" if row.state == FAILED else store.study.summary(row)
+    started = done or (folder / LOCK).exists()
     return ("stopped", epoch) if started else ("missing", "")
 
 

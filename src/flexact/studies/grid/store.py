@@ -15,13 +15,11 @@ from flexact.io import csv_rows
 from flexact.io.atomic_files import made_folder
 from flexact.io.result_folder import CONFIG, RESULTS, check_same, enter, read_config, write_config
 from flexact.studies.grid.cell_task import locked
-from flexact.studies.grid.study import GridCell, GridStudy
+from flexact.studies.grid.study import DONE, FAILED, GridCell, GridStudy
 
 CELLS, LOCK = "cells", "grid.lock"
-DONE, FAILED = "done", "failed"
-DIGESTS, PLACE, PARTIAL = "sha256", "folder", "partial"
-"""The keys of config.json's "data": the SHA-256 of each data set that the grid has read, the folder of the data, and
-whether the data sets may have fewer rows than the official ones."""
+DIGESTS, PLACE = "sha256", "folder"
+"""The keys of config.json's "data": the SHA-256 of each data set that the grid has read, and the folder of all."""
 
 _REMEDY = "Restore the file, or remove that line: its cell then resumes from its last checkpoint."
 
@@ -113,15 +111,15 @@ class Store(Generic[R]):
 
     def _comparable(self, config: dict[str, Any], datasets: set[str]) -> dict[str, Any]:
         """The parts of a configuration that must not change on resuming, with the digests of these data sets."""
-        protocol = {name: one for name, one in config["protocol"].items() if name not in self.study.operational}
-        data = data_of(config)
-        digests = {name: data[DIGESTS][name] for name in sorted(datasets)}
-        return config | {"protocol": protocol, "data": {PARTIAL: data[PARTIAL], DIGESTS: digests}}
+        settings = self.study.protocol.from_dict(config["protocol"]).to_dict()  # adds fields that are newer
+        protocol = {name: one for name, one in settings.items() if name not in self.study.operational}
+        digests = {name: data_of(config)[DIGESTS][name] for name in sorted(datasets)}
+        return config | {"protocol": protocol, "data": {DIGESTS: digests}}
 
 
 def data_of(config: dict[str, Any]) -> dict[str, Any]:
     """What config.json says about the data. Files of older versions lack some of it."""
-    return {PARTIAL: False, DIGESTS: {}, **(config.get("data") or {})}
+    return {DIGESTS: {}, **(config.get("data") or {})}
 
 
 def _joined(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:

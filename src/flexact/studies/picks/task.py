@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,14 +50,14 @@ class Task:
     """The unit of the score."""
     candidates: tuple[str, ...]
     """The candidates; the original activation comes first."""
-    problem: Callable[[int, torch.device, Path | None], Problem]
-    """Builds the problem from seed, device and the folder of the data sets."""
+    problem: Callable[[int, torch.device, Any], Problem]
+    """Builds the problem from seed, device and the data set; None if it makes its own data."""
     steps: int = 8_000
     """Steps of a plain run."""
     lr: float = 1e-3
     """The highest learning rate. It falls to 0 along a cosine, with AdamW after a warm-up."""
-    dataset: str | None = None
-    """The data set that it reads; None if it makes its own data."""
+    dataset: str = ""
+    """The data set that it needs; empty if it makes its own data."""
     optimizer: str = "adamw"
     """"adamw" or "sgd" (Nesterov, momentum 0.9)."""
     weight_decay: float = 0.0
