@@ -128,7 +128,7 @@ def test_resume_alone_uses_the_settings_of_the_first_call(
         (["--policy", "papr"], "unknown policy 'papr'; did you mean 'paper'?"),
         (["--candidates", "relu,tahn"], "unknown candidate 'tahn'; did you mean 'tanh'?"),
         (["--methods", ","], "--methods names nothing"),
-        (["--data", "nowhere"], "there is no CIFAR-10 in nowhere"),
+        (["--data", "nowhere"], "there is no CIFAR-10 in /"),
         (["--status"], "holds no grid"),
         (["--resume"], "holds no grid"),
         (["--resume", "--methods", "relu"], "holds no grid"),

@@ -24,7 +24,7 @@ def store(fake_training: ModuleType, tmp_path: Path) -> Store:
     grid = Grid(("cifar100",), ("resnet18",), ("relu", "flexact-all"), seeds=2)
     protocol = Protocol(epochs=fake_training.EPOCHS)
     store = fake_training.store_in(tmp_path / "out")
-    run(store, [grid], protocol, tmp_path, engine, partial=False)
+    run(store, [grid], protocol, tmp_path, engine)
     return store
 
 
