@@ -29,8 +29,7 @@ from flexact.studies.cifar.methods import build
 from flexact.studies.cifar.protocol import Protocol
 from flexact.studies.cifar_data.data import Images
 from flexact.studies.cifar_resnets import BLOCKS
-from flexact.studies.cuda_graph import EAGER_STEPS, study_stream
-from flexact.studies.device_lock import DEVICE, wait
+from flexact.studies.cuda_graph import DEVICE, EAGER_STEPS, study_stream, wait
 from flexact.studies.provenance import provenance
 
 EPOCHS, IMAGES = 30, 50_000

@@ -1,4 +1,4 @@
-"""Training steps as CUDA graphs, and the stream and threads that a study runs on."""
+"""Training steps as CUDA graphs, the streams that they run on, and the lock of threads that share a GPU."""
 
 from __future__ import annotations
 
@@ -16,8 +16,35 @@ from flexact import Schedule
 from flexact.errors import FlexActError
 from flexact.ops import dispatch
 from flexact.routing.sites import routers_of, sites_of
-from flexact.studies.device_lock import wait
 from flexact.studies.workers import one_thread
+
+DEVICE = threading.RLock()
+"""A lock for several threads that train on one GPU.
+
+All threads may replay graphs at the same time, each on its own stream. Everything else (setup, capture, evaluation)
+allocates memory and uses torch's global generator, so only one thread at a time may do it.
+"""
+
+
+@contextmanager
+def released() -> Iterator[None]:
+    """Release the lock if this thread holds it, and acquire it again afterwards."""
+    try:
+        DEVICE.release()
+    except RuntimeError:  # another thread holds it, or none
+        yield
+        return
+    try:
+        yield
+    finally:
+        DEVICE.acquire()
+
+
+def wait(device: torch.device) -> None:
+    """Wait for the current stream, while other threads may use the device."""
+    if device.type == "cuda":
+        with released():
+            torch.cuda.current_stream(device).synchronize()
 
 
 def captured(work: Callable[[], object], device: torch.device) -> Callable[[], None]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from flexact import FlexActError
-from flexact.studies.device_lock import DEVICE, released
+from flexact.studies.cuda_graph import DEVICE, released
 from flexact.studies.grid.cell_task import Task, run_task
 from flexact.studies.grid.engines import engine
 from flexact.studies.grid.run import run

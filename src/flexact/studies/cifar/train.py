@@ -29,8 +29,7 @@ from flexact.studies.cifar.protocol import Cell, Protocol, Result
 from flexact.studies.cifar.training import Training, deterministic
 from flexact.studies.cifar_data.augment import normalised
 from flexact.studies.cifar_data.data import Images
-from flexact.studies.cuda_graph import study_stream
-from flexact.studies.device_lock import DEVICE, wait
+from flexact.studies.cuda_graph import DEVICE, study_stream, wait
 from flexact.studies.grid.cell_task import CURVE, Stopped
 from flexact.studies.grid.study import DONE, picks_column
 

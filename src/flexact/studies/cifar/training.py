@@ -23,8 +23,7 @@ from flexact.studies.cifar.methods import optimizer_groups, picking_sites
 from flexact.studies.cifar.protocol import Protocol
 from flexact.studies.cifar_data.augment import augmented, epoch_draws
 from flexact.studies.cifar_data.data import Images
-from flexact.studies.cuda_graph import GraphedTraining, autocast
-from flexact.studies.device_lock import wait
+from flexact.studies.cuda_graph import GraphedTraining, autocast, wait
 from flexact.studies.named_seeds import generator_of
 
 

@@ -31,7 +31,7 @@ class Threads:
 
     The kernels of small networks fill a small part of a GPU. Processes take turns on it; streams of one process share
     it. A study must support this: only one of its cells may capture a graph or allocate at a time
-    (`studies.device_lock`).
+    (`DEVICE` in `studies.cuda_graph`).
     """
 
     def __init__(self, device: str, size: int) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,9 +20,9 @@ from flexact.io.atomic_files import write_whole
 from flexact.io.markdown_tables import counted
 from flexact.io.result_folder import REPORT, TABLE
 from flexact.report.build import build, missing_packages
-from flexact.studies.grid.cell_task import Engine, Task, disk_is_full, epochs_in, loaded
+from flexact.studies.grid.cell_task import Engine, Task, disk_is_full, loaded
 from flexact.studies.grid.store import DIGESTS, PLACE, Store
-from flexact.studies.grid.study import DONE, FAILED, Choices, GridCell, GridProtocol
+from flexact.studies.grid.study import DONE, FAILED, Choices, GridProtocol
 from flexact.studies.progress import Progress
 from flexact.studies.provenance import provenance, run_config
 from flexact.studies.workers import Answer
@@ -105,20 +104,17 @@ class _Run:
 
     def __init__(self, store: Store[Any], tasks: list[Task], made: dict[str, str], progress: Progress) -> None:
         self.store, self.tasks, self.made, self.progress = store, tasks, made, progress
-        self.indexes = {task.cell: index for index, task in enumerate(tasks)}
-        self.states: dict[GridCell, str] = {}
-        """The state of each cell whose result is written."""
+        self.counts: Counter[str] = Counter()
+        """The number of results that are written, by state."""
         self.full = ""
         self.signal = 0
-        self.last_look = 0.0
 
     def go(self, engine: Engine, done: int) -> None:
         """Run all tasks. done: the number of cells that earlier runs finished."""
         with self._signals(), self.progress.over(len(self.tasks), done=done):
-            engine(self.tasks, self._ended, self._beat)
-        counts = Counter(self.states.values())
-        kept = f"{counts[DONE]} of {counted(len(self.tasks), 'cell')} kept"
-        kept += f", {counts[FAILED]} failed" if counts[FAILED] else ""
+            engine(self.tasks, self._ended, self._has_to_stop)
+        kept = f"{self.counts[DONE]} of {counted(len(self.tasks), 'cell')} kept"
+        kept += f", {self.counts[FAILED]} failed" if self.counts[FAILED] else ""
         kept += "; the others resume from their last checkpoints, or start again if they have none"
         if self.full:
             raise FlexActError(
@@ -145,18 +141,11 @@ class _Run:
                 raise
             self.full = self.full or str(error)
             return
-        self.states[cell] = row.state
+        self.counts[row.state] += 1
         result = f": {study.summary(row)}" if row.state == DONE else f" failed: {answer.error}"
-        self.progress.finished(self.indexes[cell], cell.name + result)
+        self.progress.finished(cell.name + result)
 
-    def _beat(self) -> bool:
-        """Update the progress from the cells' curves; return whether the grid has to stop."""
-        now = time.monotonic()
-        if now - self.last_look >= 2.0:
-            self.last_look = now
-            for task in (task for task in self.tasks if task.cell not in self.states):
-                if total := task.protocol.epochs_of(task.cell.data_name):
-                    self.progress.at(self.indexes[task.cell], min(0.999, epochs_in(task.folder) / total))
+    def _has_to_stop(self) -> bool:
         return bool(self.signal or self.full)
 
     @contextmanager

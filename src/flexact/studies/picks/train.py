@@ -23,8 +23,7 @@ from flexact.errors import FlexActError
 from flexact.io.atomic_files import write_whole
 from flexact.routing.sites import sites_of
 from flexact.studies.cifar_data.data import Images
-from flexact.studies.cuda_graph import study_stream
-from flexact.studies.device_lock import DEVICE
+from flexact.studies.cuda_graph import DEVICE, study_stream
 from flexact.studies.grid.study import DONE, candidate_of, picks_column
 from flexact.studies.picks.protocol import ABLATED, Cell, Protocol, Result, policy
 from flexact.studies.picks.task import Problem, Task

@@ -17,8 +17,7 @@ from torch import nn
 from flexact import param_groups
 from flexact.errors import FlexActError
 from flexact.routing.sites import sites_of
-from flexact.studies.cuda_graph import Graph, GraphedTraining
-from flexact.studies.device_lock import wait
+from flexact.studies.cuda_graph import Graph, GraphedTraining, wait
 from flexact.studies.grid.cell_task import Stopped
 from flexact.studies.named_seeds import seed_of
 from flexact.studies.picks.task import Problem, Task

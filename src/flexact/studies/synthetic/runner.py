@@ -65,7 +65,7 @@ def run(
             raise FlexActError(f"{model}: {answer.error}; the finished models are kept. Continue with --resume.")
         parts[model] = answer.figures
         write_parts(folder, parts, options.models)
-        progress.finished(left.index(model), model)
+        progress.finished(model)
 
     processes = min(jobs or cores(), len(left))
     with progress.over(len(left), done=len(parts)):
