@@ -79,7 +79,7 @@ def _steps_per_second(given: argparse.Namespace, images: Images, device: torch.d
         with study_stream(device):
             with DEVICE:
                 torch.manual_seed(number)
-                protocol = Protocol(epochs=10**4, batch=given.batch, width=given.width)
+                protocol = Protocol(epochs=200, batch=given.batch, width=given.width)
                 network = build(given.model, given.method, images.classes, protocol.config(number), given.width)
                 if device.type == "cuda":
                     network = network.to(device, memory_format=torch.channels_last)
