@@ -37,17 +37,6 @@ class Progress:
             finally:
                 self._bar = None
 
-    @contextmanager
-    def during(self, what: str) -> Iterator[None]:
-        """Show a spinner during work of unknown length, such as building a page."""
-        if self.quiet or not sys.stderr.isatty():
-            yield
-            return
-        from rich.console import Console
-
-        with Console(stderr=True).status(what):
-            yield
-
     def finished(self, name: str) -> None:
         """Mark one piece as done."""
         self._finished += 1

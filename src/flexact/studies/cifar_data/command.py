@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -38,8 +37,6 @@ def data(
     print(f"train    {_counts(images.train_y, images.classes)}")
     print(f"test     {_counts(images.test_y, images.classes)}")
     print(f"classes  {images.classes}")
-    for what, found, published in (("mean", images.mean, layout.mean), ("std", images.std, layout.std)):
-        print(f"{what:<8} {_shown(found.tolist())} (red, green, blue; published: {_shown(published)})")
 
 
 def _counts(labels: Tensor, classes: int) -> str:
@@ -47,7 +44,3 @@ def _counts(labels: Tensor, classes: int) -> str:
     counts = labels.bincount(minlength=classes)
     least, most = int(counts.min()), int(counts.max())
     return f"{counted(len(labels), 'image')}, {least:,}{'' if least == most else f' to {most:,}'} per class"
-
-
-def _shown(values: Sequence[float]) -> str:
-    return " ".join(f"{value:.4f}" for value in values)

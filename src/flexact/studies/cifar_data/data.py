@@ -37,9 +37,6 @@ class Layout:
     test: dict[str, int]
     labels: tuple[int, ...]
     """The number of values of each label byte."""
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    """The published mean and standard deviation of the training images' channels."""
     archive: str
     archive_md5: str
 
@@ -84,8 +81,6 @@ LAYOUTS: dict[str, Layout] = {
         train={f"data_batch_{number}.bin": 10_000 for number in range(1, 6)},
         test={"test_batch.bin": 10_000},
         labels=(10,),
-        mean=(0.4914, 0.4822, 0.4465),
-        std=(0.2470, 0.2435, 0.2616),
         archive="cifar-10-binary.tar.gz",
         archive_md5="c32a1d4ab5d03f1284b67883e8d87530",
     ),
@@ -96,8 +91,6 @@ LAYOUTS: dict[str, Layout] = {
         train={"train.bin": 50_000},
         test={"test.bin": 10_000},
         labels=(20, 100),
-        mean=(0.5071, 0.4865, 0.4409),
-        std=(0.2673, 0.2564, 0.2762),
         archive="cifar-100-binary.tar.gz",
         archive_md5="03b5dce01913d631647c71ecec9e9cb8",
     ),

@@ -132,8 +132,6 @@ def disk_is_full(error: BaseException | None) -> bool:
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return True
-        if "os error 28" in str(error):  # safetensors raises the errors of Rust
-            return True
         error = error.__cause__ or error.__context__
     return False
 

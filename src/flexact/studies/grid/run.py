@@ -88,8 +88,7 @@ def run_and_report(store: Store[Any], progress: Progress, **options: Any) -> Non
     run(store, progress=progress, **options)
     write_whole(store.folder / TABLE, store.table())
     if not missing_packages():
-        with progress.during("building the page"):
-            build(store.folder)
+        build(store.folder)
 
 
 def page_of(folder: Path) -> str:

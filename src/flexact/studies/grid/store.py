@@ -38,8 +38,6 @@ class Store(Generic[R]):
     @contextmanager
     def held(self) -> Iterator[None]:
         """Lock the folder. Raises if another grid holds it."""
-        if self.folder.exists() and not self.folder.is_dir():
-            raise FlexActError(f"{self.folder} is a file; give --out a folder.")
         lock = self.folder / LOCK
         busy = (
             f"another grid is writing to {self.folder} (HOLDER); wait for it or stop it, or give --out another folder. "
@@ -52,7 +50,7 @@ class Store(Generic[R]):
                 finally:
                     if not (self.folder / CONFIG).exists():
                         lock.unlink()  # the grid did not start, and leaves nothing in the folder
-        except (PermissionError, FileNotFoundError, NotADirectoryError) as error:
+        except (PermissionError, FileExistsError, FileNotFoundError, NotADirectoryError) as error:
             raise FlexActError(f"cannot write to {self.folder}: {error.strerror}; give another --out.") from None
 
     def open(self, config: dict[str, Any], resume: bool, overwrite: bool) -> None:
