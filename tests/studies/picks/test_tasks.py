@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flexact import FlexActError, FlexConfig, Schedule, convert
+from flexact import FlexConfig, Schedule, convert
 from flexact.routing.sites import sites_of
 from flexact.studies.cifar_data.data import Images, load
 from flexact.studies.picks.task import Task
@@ -124,10 +124,3 @@ def test_epochs_see_every_item_once_before_any_twice() -> None:
     assert order.shape == (6, 5)
     for start in (0, 2, 4):
         assert sorted(order[start : start + 2].flatten().tolist()) == list(range(10))
-
-
-def test_an_unknown_optimizer_is_refused_with_the_known_ones() -> None:
-    task = dataclasses.replace(TASKS["tabular"], optimizer="lion")
-    groups = [{"params": [torch.zeros(1, requires_grad=True)]}]
-    with pytest.raises(FlexActError, match="optimizer of task 'tabular' is 'lion'; expected one of: adamw, sgd"):
-        task.make_optimizer(groups, torch.tensor(0.1), CPU)

@@ -22,7 +22,6 @@ from flexact.studies.grid.report import (
     BASELINE_COLOUR,
     FLEXACT_COLOUR,
     PENULTIMATE_COLOUR,
-    finished,
     histories_of,
     mean_line,
     selection,
@@ -111,11 +110,10 @@ def _draw_accuracies(ax: Axes, curves: dict[Cell, dict[int, float]], first: int)
 def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
     """Accuracy and selection by depth of the cells that are done."""
     store = Store(folder)
-    done = finished(store)
     curves = {cell: curve for cell in store.asked() if (curve := read_curve(store.cell_folder(cell)))}
     figure = accuracy_curves(curves)
     accuracy = Section("Accuracy and cost", markdown(store.table()), [] if figure is None else [figure])
-    return [accuracy, *selection(histories_of(store), done, _title)]
+    return [accuracy, *selection(histories_of(store), _title)]
 
 
 def _title(cell: Cell) -> str:

@@ -10,6 +10,7 @@ import typer
 from torch import Tensor
 
 from flexact.io.markdown_tables import counted
+from flexact.io.value_checks import check_known
 
 
 def data(
@@ -23,9 +24,10 @@ def data(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing.")] = False,
 ) -> None:
     """Download the missing files of a data set, check it, and print its contents."""
-    from flexact.studies.cifar_data.data import SITE, download, layout_of, load
+    from flexact.studies.cifar_data.data import LAYOUTS, SITE, download, load
 
-    layout = layout_of(name)
+    check_known("data set", name, LAYOUTS)
+    layout = LAYOUTS[name]
     if not partial and layout.missing(folder):
         if not quiet and not (folder / layout.archive).is_file():
             print(f"downloading {layout.archive} from {SITE} to {folder}", file=sys.stderr)

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from flexact.errors import FlexActError
 from flexact.io.atomic_files import made_folder, write_whole
-from flexact.io.value_checks import check_known
 
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE
@@ -97,18 +96,6 @@ LAYOUTS: dict[str, Layout] = {
 }
 
 
-def layout_of(name: str) -> Layout:
-    """The layout of a data set by its name.
-
-    >>> layout_of("cifar-10")
-    Traceback (most recent call last):
-    ...
-    flexact.errors.FlexActError: unknown data set 'cifar-10'; did you mean 'cifar10'? Known: cifar10, cifar100.
-    """
-    check_known("data set", name, LAYOUTS)
-    return LAYOUTS[name]
-
-
 SITE = "https://www.cs.toronto.edu/~kriz/"
 """The data sets' own page, at the University of Toronto."""
 
@@ -120,7 +107,7 @@ def download(name: str, folder: Path, progress: bool = False) -> Path:
     atomically, and existing files are kept. If the archive is in the folder already, it is used after the same check.
     progress: whether to show a bar.
     """
-    layout, folder = layout_of(name), Path(folder)
+    layout, folder = LAYOUTS[name], Path(folder)
     place, archive = layout.place(folder), folder / layout.archive
     try:
         with made_folder(folder), tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as scratch:
@@ -190,7 +177,7 @@ def load(name: str, folder: Path, partial: bool = False) -> Images:
 
     partial: whether a file may have fewer records than the official one, but at least one.
     """
-    layout, folder = layout_of(name), Path(folder)
+    layout, folder = LAYOUTS[name], Path(folder)
     place = layout.place(folder)
     if missing := layout.missing(folder):
         raise FlexActError(

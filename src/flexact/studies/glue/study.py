@@ -68,7 +68,7 @@ def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
     bars = _metrics(done)
     body = markdown(store.table(), muted=PAPERS_ROW)
     metrics = Section("Metrics and cost", body, [] if bars is None else [bars])
-    return [metrics, *selection(histories_of(store), done, _title)]
+    return [metrics, *selection(histories_of(store), _title)]
 
 
 @style()

@@ -8,13 +8,12 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
-from flexact.errors import FlexActError
 from flexact.io.markdown_tables import counted
 from flexact.io.result_folder import CONFIG, TABLE
 from flexact.studies.grid.store import PLACE, Store, data_of
@@ -78,12 +77,7 @@ class GridCommand:
 
             print(status.table(store))
             raise typer.Exit
-        if not (self.resume or self.retry_failed):
-            return None
-        found = store.config()
-        if not isinstance(found.get("protocol"), dict):
-            raise FlexActError(f"{store.folder / CONFIG} has no protocol; restore it, or start again with --overwrite.")
-        return found
+        return store.config() if self.resume or self.retry_failed else None
 
     def carry_out(self, store: Store[Any], data: Path | None) -> None:
         """Run a grid, write its table and build its page; see `reported`.
@@ -94,14 +88,13 @@ class GridCommand:
         from flexact.studies.grid.run import run_and_report
 
         study, before = store.study, self.before(store)
-        kind, settings = study.protocol, self.settings
-        protocol = kind(**settings) if before is None else kind.from_dict({**before["protocol"], **settings})
+        protocol = study.protocol() if before is None else store.protocol()
         with self.reported(store):
             run_and_report(
                 store,
                 Progress(self.quiet, pieces="cells"),
                 grids=study.grid.asked_for(self.chosen, before),
-                protocol=protocol,
+                protocol=replace(protocol, **self.settings),
                 data=data or Path(data_of(before or {}).get(PLACE, study.data)),
                 engine=engine(self.engine, self.device, self.jobs, self.address),
                 resume=self.resume,

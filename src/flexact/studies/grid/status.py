@@ -62,11 +62,11 @@ def _about(store: Store[Any]) -> str:
     return "; ".join(parts) + "."
 
 
-def not_done(results: Sequence[Row], asked: Sequence[GridCell]) -> list[str]:
-    """Paragraphs for a table: the cells that failed, and those that have not run yet."""
+def notes(results: Sequence[Row], asked: Sequence[GridCell]) -> list[str]:
+    """Paragraphs that end a table: several devices, the cells that failed, and those that have not run yet."""
     ended = {row.cell for row in results}
     missing = [cell for cell in asked if cell not in ended]
-    parts = failed(results)
+    parts = several_devices(results) + failed(results)
     if missing:
         parts.append(f"Not done yet, {len(missing)} of {len(asked)}: {', '.join(cell.name for cell in missing)}.")
     return parts

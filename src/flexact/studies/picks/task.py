@@ -6,13 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from flexact.errors import FlexActError
 from flexact.studies.cuda_graph import autocast
 
 
@@ -58,8 +57,8 @@ class Task:
     """The highest learning rate. It falls to 0 along a cosine, with AdamW after a warm-up."""
     dataset: str = ""
     """The data set that it needs; empty if it makes its own data."""
-    optimizer: str = "adamw"
-    """"adamw" or "sgd" (Nesterov, momentum 0.9)."""
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    """With "sgd", Nesterov momentum of 0.9."""
     weight_decay: float = 0.0
     precision: str = "float32"
     """Precision of matrix products on a GPU: "float32", "tf32" or "bf16" (by autocast)."""
@@ -78,10 +77,6 @@ class Task:
         on_gpu = device.type == "cuda"
         if self.optimizer == "sgd":
             return torch.optim.SGD(groups, lr=lr, momentum=0.9, nesterov=True, fused=True)
-        if self.optimizer != "adamw":
-            raise FlexActError(
-                f"the optimizer of task {self.name!r} is {self.optimizer!r}; expected one of: adamw, sgd."
-            )
         return torch.optim.AdamW(groups, lr=lr, fused=True, capturable=on_gpu)
 
     def autocast(self, device: torch.device) -> torch.autocast:
