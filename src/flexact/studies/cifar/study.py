@@ -17,15 +17,8 @@ from flexact.studies.cifar.protocol import Cell, Grid, Protocol, Result
 from flexact.studies.cifar.table import in_order, table, title
 from flexact.studies.cifar.train import train_cell
 from flexact.studies.cifar_data.data import Images, load
+from flexact.studies.grid import report
 from flexact.studies.grid.cell_task import Curve, evaluated, read_curve
-from flexact.studies.grid.report import (
-    BASELINE_COLOUR,
-    FLEXACT_COLOUR,
-    PENULTIMATE_COLOUR,
-    histories_of,
-    mean_line,
-    selection,
-)
 from flexact.studies.grid.store import Store as GridStore
 from flexact.studies.grid.study import GridStudy
 
@@ -53,12 +46,12 @@ STUDY = GridStudy(
     load=_load,
     summary=lambda row: f"{row.accuracy:.2f} %",
 )
-Store = functools.partial(GridStore[Result], study=STUDY)
+Store = functools.partial(GridStore, study=STUDY)
 """The folder of one grid."""
 
 
 _RIVALS = ("#e69f00", "#009e73", "#cc79a7", "#666666", "#7a3d1f", "#1e002d")
-_IN_ORDER = (BASELINE_COLOUR, *_RIVALS, PENULTIMATE_COLOUR, FLEXACT_COLOUR)
+_IN_ORDER = (report.BASELINE_COLOUR, *_RIVALS, report.PENULTIMATE_COLOUR, report.FLEXACT_COLOUR)
 COLOURS = dict(zip(METHODS, _IN_ORDER, strict=True)) | candidate_colours(FIXED)
 """The colour of each method in all figures; a fixed activation has the colour of its candidate."""
 DASHES = dict.fromkeys(METHODS[1:-2], "--") | dict.fromkeys(FIXED, ":")
@@ -103,7 +96,7 @@ def _draw_accuracies(ax: Axes, curves: dict[Cell, dict[int, float]], first: int)
         ]
         if any(own):
             width = 2.2 if method.startswith("flexact") else 1.4
-            mean_line(ax, title(method), own, COLOURS[method], DASHES.get(method, "-"), width)
+            report.mean_line(ax, title(method), own, COLOURS[method], DASHES.get(method, "-"), width)
     ax.set(xlabel="epoch", ylabel="accuracy in %")
 
 
@@ -113,7 +106,7 @@ def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
     curves = {cell: curve for cell in store.asked() if (curve := read_curve(store.cell_folder(cell)))}
     figure = accuracy_curves(curves)
     accuracy = Section("Accuracy and cost", markdown(store.table()), [] if figure is None else [figure])
-    return [accuracy, *selection(histories_of(store), _title)]
+    return [accuracy, *report.selection(report.histories_of(store), _title)]
 
 
 def _title(cell: Cell) -> str:

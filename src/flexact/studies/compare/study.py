@@ -39,7 +39,7 @@ STUDY = GridStudy(
 )
 
 
-Store = functools.partial(GridStore[Result], study=STUDY)
+Store = functools.partial(GridStore, study=STUDY)
 """The folder of one comparison, for reading."""
 
 _OWN_COLOURS = {ORIGINAL: INK, FLEXACT: FLEXACT_COLOUR, ALONE: "#e69f00"}
@@ -77,7 +77,7 @@ def paired_differences(done: Sequence[Result]) -> Picture | None:
 
 
 @style()
-def learning_curves(store: GridStore[Result], done: Sequence[Result]) -> Picture | None:
+def learning_curves(store: GridStore, done: Sequence[Result]) -> Picture | None:
     """The mean score over the evaluations of each method, if `train` yields scores."""
     curves: dict[str, list[dict[int, float]]] = {}
     for row in done:

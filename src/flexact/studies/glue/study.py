@@ -18,14 +18,7 @@ from flexact.studies.glue.encoder import check_encoder
 from flexact.studies.glue.protocol import METHODS, Cell, Grid, Protocol, Result
 from flexact.studies.glue.table import TITLES, columns_of, heading, scores, table
 from flexact.studies.glue.train import train_cell
-from flexact.studies.grid.report import (
-    BASELINE_COLOUR,
-    FLEXACT_COLOUR,
-    PENULTIMATE_COLOUR,
-    finished,
-    histories_of,
-    selection,
-)
+from flexact.studies.grid import report
 from flexact.studies.grid.store import Store as GridStore
 from flexact.studies.grid.study import GridStudy
 
@@ -54,21 +47,21 @@ STUDY = GridStudy(
     data=Path("data/glue"),
     operational=("keep", "folder"),
 )
-Store = functools.partial(GridStore[Result], study=STUDY)
+Store = functools.partial(GridStore, study=STUDY)
 """The folder of one grid."""
 
 
-COLOURS = dict(zip(METHODS, (BASELINE_COLOUR, PENULTIMATE_COLOUR, FLEXACT_COLOUR), strict=True))
+COLOURS = dict(zip(METHODS, (report.BASELINE_COLOUR, report.PENULTIMATE_COLOUR, report.FLEXACT_COLOUR), strict=True))
 
 
 def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
     """Metrics and selection by depth of the cells that are done."""
     store = Store(folder)
-    done = finished(store)
+    done = report.finished(store)
     bars = _metrics(done)
     body = markdown(store.table(), muted=PAPERS_ROW)
     metrics = Section("Metrics and cost", body, [] if bars is None else [bars])
-    return [metrics, *selection(histories_of(store), _title)]
+    return [metrics, *report.selection(report.histories_of(store), _title)]
 
 
 @style()

@@ -67,7 +67,7 @@ class GridCommand:
     settings: dict[str, Any] = field(default_factory=dict)
     """The fields of its protocol that were given."""
 
-    def before(self, store: Store[Any]) -> dict[str, Any] | None:
+    def before(self, store: Store) -> dict[str, Any] | None:
         """config.json of the grid to resume, which provides the options that are not given; None for a new grid.
 
         With --status, print the state of the grid and exit.
@@ -79,7 +79,7 @@ class GridCommand:
             raise typer.Exit
         return store.config() if self.resume or self.retry_failed else None
 
-    def carry_out(self, store: Store[Any], data: Path | None) -> None:
+    def carry_out(self, store: Store, data: Path | None) -> None:
         """Run a grid, write its table and build its page; see `reported`.
 
         Options that were not given are those of the grid to resume, or the defaults of the study.
@@ -103,7 +103,7 @@ class GridCommand:
             )
 
     @contextmanager
-    def reported(self, store: Store[Any]) -> Iterator[None]:
+    def reported(self, store: Store) -> Iterator[None]:
         """Print the table of the grid that the body runs, or how to resume it. Exits with an error if a cell failed."""
         from flexact.studies.grid.run import Stopped, page_of
 

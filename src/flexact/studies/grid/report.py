@@ -14,8 +14,8 @@ from flexact.observe.selection_rows import alike
 from flexact.report.build import read_histories
 from flexact.report.page import Section
 from flexact.studies.grid.statistics import mean_and_deviation
-from flexact.studies.grid.store import R, Store
-from flexact.studies.grid.study import DONE
+from flexact.studies.grid.store import Store
+from flexact.studies.grid.study import DONE, Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,13 +79,13 @@ def _kinds(cells: Iterable[Any]) -> dict[str, list[Any]]:
     return kinds
 
 
-def finished(store: Store[R]) -> list[R]:
+def finished(store: Store) -> list[Row]:
     """The rows of the cells that are done, in the order of the grid."""
     results = store.results()
     return [results[cell] for cell in store.asked() if cell in results and results[cell].state == DONE]
 
 
-def histories_of(store: Store[Any]) -> dict[Any, Records]:
+def histories_of(store: Store) -> dict[Any, Records]:
     """The history of each cell that has one."""
     found = {cell: read_histories(store.cell_folder(cell)) for cell in store.asked()}
     return {cell: next(iter(files.values())).records for cell, files in found.items() if files}

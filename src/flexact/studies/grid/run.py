@@ -37,7 +37,7 @@ class Stopped(FlexActError):
 
 
 def run(
-    store: Store[Any],
+    store: Store,
     grids: Sequence[Choices],
     protocol: GridProtocol,
     data: Path,
@@ -80,7 +80,7 @@ def run(
             _Run(store, left, made, progress or Progress(quiet=True)).go(engine, len(cells) - len(left))
 
 
-def run_and_report(store: Store[Any], progress: Progress, **options: Any) -> None:
+def run_and_report(store: Store, progress: Progress, **options: Any) -> None:
     """Run a grid, write its table and build its page.
 
     Training does not need the packages that build the page; without them, the page can be built on another machine.
@@ -101,7 +101,7 @@ def page_of(folder: Path) -> str:
 class _Run:
     """A grid while its cells run."""
 
-    def __init__(self, store: Store[Any], tasks: list[Task], made: dict[str, str], progress: Progress) -> None:
+    def __init__(self, store: Store, tasks: list[Task], made: dict[str, str], progress: Progress) -> None:
         self.store, self.tasks, self.made, self.progress = store, tasks, made, progress
         self.counts: Counter[str] = Counter()
         """The number of results that are written, by state."""

@@ -14,14 +14,14 @@ from flexact.studies.grid.study import DONE, FAILED, LOCK, GridCell, Row
 KINDS = ("done", "running", "failed", "stopped", "missing")
 
 
-def states(store: Store[Any]) -> dict[GridCell, tuple[str, str]]:
+def states(store: Store) -> dict[GridCell, tuple[str, str]]:
     """The state of each cell of the folder's grids, one of `KINDS`, and a detail; a stopped cell can be resumed."""
     protocol, results = store.protocol(), store.results()
     cells = store.asked()
     return {cell: _state(store, cell, protocol.epochs_of(cell.data_name), results.get(cell)) for cell in cells}
 
 
-def _state(store: Store[Any], cell: GridCell, epochs: int, row: Any) -> tuple[str, str]:
+def _state(store: Store, cell: GridCell, epochs: int, row: Any) -> tuple[str, str]:
     folder = store.cell_folder(cell)
     done = epochs_in(folder)
     epoch = f"epoch {done} of {epochs}" if epochs else ""
@@ -33,7 +33,7 @@ def _state(store: Store[Any], cell: GridCell, epochs: int, row: Any) -> tuple[st
     return ("stopped", epoch) if started else ("missing", "")
 
 
-def table(store: Store[Any]) -> str:
+def table(store: Store) -> str:
     """What `--status` prints: the grid, the state of each cell, the number of cells per state, and errors."""
     found, results = states(store), store.results()
     rows = [(*map(str, cell.to_dict().values()), *state) for cell, state in found.items()]
@@ -48,7 +48,7 @@ def table(store: Store[Any]) -> str:
     return "\n\n".join([*parts, *several_devices(list(results.values()))])
 
 
-def _about(store: Store[Any]) -> str:
+def _about(store: Store) -> str:
     """One line about the grid."""
     config, protocol = store.config(), store.protocol()
     epochs = sorted({protocol.epochs_of(cell.data_name) for cell in store.asked()})

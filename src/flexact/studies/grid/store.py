@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from flexact.errors import FlexActError
 from flexact.io import csv_rows
 from flexact.io.atomic_files import made_folder
 from flexact.io.result_folder import CONFIG, RESULTS, check_same, enter, read_config, write_config
 from flexact.studies.grid.cell_task import locked
-from flexact.studies.grid.study import DONE, FAILED, GridCell, GridStudy
+from flexact.studies.grid.study import DONE, FAILED, GridCell, GridStudy, Row
 
 CELLS, LOCK = "cells", "grid.lock"
 DIGESTS, PLACE = "sha256", "folder"
@@ -23,10 +23,8 @@ DIGESTS, PLACE = "sha256", "folder"
 
 _REMEDY = "Restore the file, or remove that line: its cell then resumes from its last checkpoint."
 
-R = TypeVar("R", bound=Any)
 
-
-class Store(Generic[R]):
+class Store:
     """The folder of one grid."""
 
     def __init__(self, folder: Path, study: GridStudy) -> None:
@@ -68,17 +66,17 @@ class Store(Generic[R]):
         if not (self.folder / RESULTS).exists():
             csv_rows.write(self.folder / RESULTS, self.study.row, [])
 
-    def add(self, row: R) -> None:
+    def add(self, row: Row) -> None:
         """Write the result of a cell, in place of an earlier one. Lines are in the order of the cells."""
         rows = self.results() | {row.cell: row}
         places = {cell: place for place, cell in enumerate(self.asked())}
         ordered = sorted(rows.values(), key=lambda row: places.get(row.cell, len(places)))
         csv_rows.write(self.folder / RESULTS, self.study.row, ordered)
 
-    def results(self) -> dict[Any, R]:
+    def results(self) -> dict[Any, Row]:
         """The result of each cell that is done or has failed; the last one if an older version wrote several."""
         path = self.folder / RESULTS
-        found: list[R] = csv_rows.read(path, self.study.row, _REMEDY)
+        found: list[Row] = csv_rows.read(path, self.study.row, _REMEDY)
         for number, row in enumerate(found, start=2):
             if row.state not in (DONE, FAILED):
                 raise csv_rows.damaged(path, number, f"state is {row.state!r}, not {DONE!r} or {FAILED!r}", _REMEDY)

@@ -44,7 +44,7 @@ STUDY = GridStudy(
     summary=lambda row: f"{row.score:.4g} {TASKS[row.task].unit}",
     folders=(FOLDER,),
 )
-Store = functools.partial(GridStore[Result], study=STUDY)
+Store = functools.partial(GridStore, study=STUDY)
 """The folder of one grid."""
 
 
