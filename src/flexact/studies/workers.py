@@ -31,7 +31,6 @@ class Answer:
     kind: str
     figures: Any = None
     error: str = ""
-    device: str = ""
 
 
 class NotStarted(FlexActError):

@@ -118,7 +118,7 @@ def run_task(task: Task, device: str, stop: Callable[[], bool]) -> Answer:
         kind = "full" if disk_is_full(error) else "stopped" if stop() else "failed"
         words = " ".join(str(error).split())
         words = words if isinstance(error, FlexActError) else f"{type(error).__name__}: {words}"[:500]
-        return Answer(kind, error=words, device=name)
+        return Answer(kind, {"device": name}, words)
 
 
 def without_step_ms(answer: Answer) -> Answer:

@@ -130,7 +130,7 @@ class _Run:
         if answer.kind not in ("done", "failed"):
             return
         study, cell = self.store.study, task.cell
-        columns = {**cell.to_dict(), "device": answer.device, **(answer.figures or {})}
+        columns = cell.to_dict() | (answer.figures or {})
         columns |= {"state": DONE if answer.kind == "done" else FAILED, "error": answer.error}
         row = study.row(**columns | {name: self.made[name] for name in ("torch", "commit", "date")})
         try:
