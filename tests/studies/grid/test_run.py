@@ -21,7 +21,6 @@ import pytest
 from flexact import FlexActError
 from flexact.studies.cifar.protocol import Cell, Grid, Protocol
 from flexact.studies.cifar.study import STUDY, Store
-from flexact.studies.grid import cell_task
 from flexact.studies.grid.cell_task import run_task
 from flexact.studies.grid.engines import engine
 from flexact.studies.grid.run import run
@@ -48,7 +47,6 @@ def go(fake_training: ModuleType, tmp_path: Path) -> Any:
 
     def go(grid: Grid = TWO, behaviour: dict[str, Any] | None = None, **options: Any) -> Store:
         (data / "behaviour.json").write_text(json.dumps(behaviour or {}))
-        cell_task.loaded.cache_clear()  # a worker's cache belongs to the test's own process here
         chosen = {"engine": in_this_process, "protocol": Protocol(epochs=fake_training.EPOCHS), **options}
         store: Store = fake_training.store_in(tmp_path / "out")
         run(store, [grid], chosen.pop("protocol"), data, **chosen)

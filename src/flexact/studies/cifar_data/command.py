@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from torch import Tensor
 
 from flexact.io.markdown_tables import counted
 from flexact.io.value_checks import check_known
@@ -36,13 +35,6 @@ def data(
     if quiet:
         return
     print(f"{layout.title} in {layout.place(folder)}")
-    print(f"train    {_counts(images.train_y, images.classes)}")
-    print(f"test     {_counts(images.test_y, images.classes)}")
+    print(f"train    {counted(len(images.train_y), 'image')}")
+    print(f"test     {counted(len(images.test_y), 'image')}")
     print(f"classes  {images.classes}")
-
-
-def _counts(labels: Tensor, classes: int) -> str:
-    """The number of images, and of images per class."""
-    counts = labels.bincount(minlength=classes)
-    least, most = int(counts.min()), int(counts.max())
-    return f"{counted(len(labels), 'image')}, {least:,}{'' if least == most else f' to {most:,}'} per class"

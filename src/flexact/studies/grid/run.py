@@ -73,6 +73,7 @@ def run(
             if cell not in before or (retry_failed and before[cell].state == FAILED)
         ]
         # The data is read before the folder is opened: if that fails, the folder is unchanged.
+        loaded.cache_clear()  # the files may have changed since an earlier grid of this process
         names = dict.fromkeys(task.cell.data_name for task in left if task.cell.data_name)
         config["data"][DIGESTS] = {name: loaded(study.load, name, place, protocol).sha256 for name in names}
         store.open(config, resume, overwrite)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from flexact import Schedule, convert
+from flexact import Schedule, convert, load_picks
 from flexact.candidates.registry import lookup
 from flexact.errors import FlexActError
 from flexact.io.atomic_files import write_whole
@@ -90,11 +90,7 @@ class Setting:
 
     def plain(self, picks: Picks, steps: int) -> Training:
         """Return the training of a network with these picks."""
-        network = self.network()
-        for name, pick in picks.items():
-            parent, _, attribute = name.rpartition(".")
-            setattr(network.get_submodule(parent), attribute, lookup(pick).module())
-        return self.training(network, steps)
+        return self.training(load_picks(self.network(), picks), steps)
 
     def training(self, network: nn.Module, steps: int) -> Training:
         """Return the training of a network of this task."""
