@@ -50,11 +50,11 @@ class Workers(Protocol):
 
 
 def run_tasks(
-    workers: Workers, tasks: Sequence[Any], ended: Callable[[Any, Answer], None], beat: Callable[[], bool | None]
+    workers: Workers, tasks: Sequence[Any], ended: Callable[[Any, Answer], None], has_to_stop: Callable[[], bool | None]
 ) -> None:
     """Run tasks and call `ended` with each task that started and its answer, in any order.
 
-    beat: called about twice a second; once it returns True, the running tasks are stopped and no others start.
+    has_to_stop: called about twice a second; once it returns True, the running tasks are stopped and no others start.
     """
     waiting, stopping = list(tasks), False
     running: dict[Future[Answer], Any] = {}
@@ -64,7 +64,7 @@ def run_tasks(
                 task = waiting.pop(0)
                 running[workers.submit(task)] = task
             done, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
-            stop = beat()  # called first: a task that the same signal stopped has not failed
+            stop = has_to_stop()  # called first: a task that the same signal stopped has not failed
             for future in done:
                 answer = _answer(future, stop or stopping)
                 ended(running.pop(future), answer)

@@ -61,9 +61,7 @@ class Protocol(PickingProtocol):
     evaluate_every: int = 5
     """Epochs between two evaluations; the last epoch is always evaluated."""
     partial: Annotated[bool, Setting("Accept data sets with fewer images than the official ones.")] = False
-    checkpoint_minutes: Annotated[
-        float, Setting("Minutes between checkpoints; 0 for one after every epoch.", at_least=0.0)
-    ] = 1.0
+    checkpoint_minutes: Annotated[float, Setting("Minutes between checkpoints; 0 for one after every epoch.")] = 1.0
 
     OWN_CANDIDATES: ClassVar[Mapping[str, tuple[str, ...]]] = {"default": RECTIFIERS, "paper": PAPER_CANDIDATES}
 
@@ -97,16 +95,7 @@ class Grid(Choices):
         ),
     ] = USUAL
 
-    @property
-    def cells(self) -> list[Cell]:
-        """All cells, seed by seed, so that an interrupted grid has all methods for the first seeds."""
-        return [
-            Cell(dataset, model, method, seed)
-            for dataset in self.datasets
-            for model in self.models
-            for seed in self.each_seed
-            for method in self.methods
-        ]
+    CELL: ClassVar = Cell
 
 
 class Result(NamedTuple):

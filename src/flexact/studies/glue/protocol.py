@@ -75,7 +75,7 @@ class Protocol(PickingProtocol):
     """The fraction of the steps in which the learning rate rises."""
     weight_decay: float = 0.01
     length: Annotated[int, Setting("Maximum tokens per row; longer rows are truncated.")] = 128
-    limit: Annotated[int | None, Setting("Use only the first N rows of each file.", "all", at_least=1)] = None
+    limit: Annotated[int | None, Setting("Use only the first N rows of each file.", "all")] = None
     from_scratch: Annotated[
         bool,
         Setting("Train a small encoder from random weights; only the tokenizer and the type are those of the model."),
@@ -104,10 +104,7 @@ class Grid(Choices):
     tasks: Annotated[tuple[str, ...], Setting(f"{', '.join(TASKS)}.", "all but qnli", known=tuple(TASKS))] = USUAL
     methods: Annotated[tuple[str, ...], Setting(f"{', '.join(METHODS)}.", "all", known=METHODS)] = METHODS
 
-    @property
-    def cells(self) -> list[Cell]:
-        """All cells, seed by seed, so that an interrupted grid has all tasks and methods for the first seeds."""
-        return [Cell(task, method, seed) for seed in self.each_seed for task in self.tasks for method in self.methods]
+    CELL: ClassVar = Cell
 
 
 class Result(NamedTuple):

@@ -98,7 +98,7 @@ class Task:
 
 
 Engine = Callable[[Sequence[Task], Callable[[Task, Answer], None], Callable[[], bool]], None]
-"""(tasks, ended, beat): runs tasks as `workers.run_tasks` does."""
+"""(tasks, ended, has_to_stop): runs tasks as `workers.run_tasks` does."""
 
 
 def run_task(task: Task, device: str, stop: Callable[[], bool]) -> Answer:

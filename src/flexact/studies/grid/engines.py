@@ -80,11 +80,11 @@ def engine(name: str, device: str | None, jobs: int | None, address: str | None 
 def _engine(workers: Callable[[Sequence[Task]], Workers], shares: bool = False) -> Engine:
     """An engine from a function that starts its workers. shares: whether cells share a device."""
 
-    def run(tasks: Sequence[Task], ended: Callable[[Task, Answer], None], beat: Callable[[], bool]) -> None:
+    def run(tasks: Sequence[Task], ended: Callable[[Task, Answer], None], has_to_stop: Callable[[], bool]) -> None:
         def kept(task: Task, answer: Answer) -> None:
             ended(task, without_step_ms(answer) if shares else answer)
 
-        run_tasks(workers(tasks), tasks, kept, beat)
+        run_tasks(workers(tasks), tasks, kept, has_to_stop)
 
     return run
 

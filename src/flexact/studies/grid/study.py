@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
@@ -129,11 +129,14 @@ Grid = TypeVar("Grid", bound="Choices")
 
 
 @dataclass(frozen=True)
-class Choices(ABC):
-    """The cells of a grid. A study adds fields for what it varies, as tuples of names."""
+class Choices:
+    """The cells of a grid. A study adds a field for each name in its cells, with the names to choose."""
 
     seeds: Annotated[int, Setting("Number of seeds.")] = field(default=3, kw_only=True)
     first_seed: Annotated[int, Setting("The first seed.")] = field(default=0, kw_only=True)
+
+    CELL: ClassVar[type[Any]]
+    """The `GridCell` of the study, made of one name from each field, and a seed."""
 
     def __post_init__(self) -> None:
         for name, (_, setting) in settings_of(type(self)).items():
@@ -147,9 +150,11 @@ class Choices(ABC):
         return range(self.first_seed, self.first_seed + self.seeds)
 
     @property
-    @abstractmethod
     def cells(self) -> Sequence[Any]:
-        """Each cell once, in the order in which they run."""
+        """Each cell once, in the order in which they run: seed by seed, so that an interrupted grid has all methods for
+        the first seeds."""
+        varied = [getattr(self, name) for name, (_, setting) in settings_of(type(self)).items() if setting.known]
+        return [self.CELL(*names, seed) for seed in self.each_seed for names in product(*varied)]
 
     @classmethod
     def from_dict(cls: type[Grid], data: dict[str, Any]) -> Grid:
@@ -278,5 +283,4 @@ class GridStudy:
 
     def asked(self, config: Mapping[str, Any]) -> list[Any]:
         """All cells that a folder's config.json asks for, each once."""
-        grids = [self.grid.from_dict(one) for one in config.get("grids", [])]
-        return list(dict.fromkeys(cell for grid in grids for cell in grid.cells))
+        return list(dict.fromkeys(cell for one in config.get("grids", []) for cell in self.grid.from_dict(one).cells))

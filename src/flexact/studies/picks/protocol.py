@@ -51,9 +51,7 @@ class Protocol(GridProtocol):
     True
     """
 
-    steps: Annotated[int | None, Setting("Steps of a plain run, for a quick test.", "each task's own", at_least=1)] = (
-        None
-    )
+    steps: Annotated[int | None, Setting("Steps of a plain run, for a quick test.", "each task's own")] = None
     partial: Annotated[bool, Setting("Accept data sets with fewer images than the official ones.")] = False
 
     def about(self) -> list[str]:

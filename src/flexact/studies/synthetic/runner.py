@@ -70,7 +70,7 @@ def run(
     processes = min(jobs or cores(), len(left))
     with progress.over(len(left), done=len(parts)):
         if processes > 1:
-            run_tasks(Pool(["cpu"] * processes, work), left, ended, beat=lambda: False)
+            run_tasks(Pool(["cpu"] * processes, work), left, ended, has_to_stop=lambda: False)
         else:
             for model in left:
                 ended(model, work(model, "cpu", stop=lambda: False))
