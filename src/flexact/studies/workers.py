@@ -49,9 +49,7 @@ class Workers(Protocol):
     def close(self) -> None: ...
 
 
-def run_tasks(
-    workers: Workers, tasks: Sequence[Any], ended: Callable[[Any, Answer], None], has_to_stop: Callable[[], bool | None]
-) -> None:
+def run_tasks(workers: Workers, tasks: Sequence[Any], ended: Callable[[Any, Answer], None], has_to_stop: Stop) -> None:
     """Run tasks and call `ended` with each task that started and its answer, in any order.
 
     has_to_stop: called about twice a second; once it returns True, the running tasks are stopped and no others start.

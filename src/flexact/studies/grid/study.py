@@ -106,8 +106,6 @@ class PickingProtocol(GridProtocol):
 
     def config(self, seed: int) -> FlexConfig:
         """The policy of the methods that pick."""
-        if not isinstance(self.changes, dict):
-            raise FlexActError(f"changes must be a dictionary of FlexConfig's fields; got {self.changes!r}.")
         base = FlexConfig() if self.policy == "default" else FlexConfig.paper()
         fields = {**base.to_dict(), "candidates": self.candidates, "seed": seed, **self.OWN_CHANGES, **self.changes}
         if isinstance(fields["policy"], dict):
