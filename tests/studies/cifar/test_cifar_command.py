@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from flexact.cli.app import main
-from flexact.studies.cifar.protocol import RECTIFIERS, Cell
+from flexact.studies.cifar.protocol import RECTIFIERS, Cell, Protocol
 from flexact.studies.cifar.study import Store
 
 HERE = ("--engine", "streams", "--jobs", "1")
 """Runs cells in this process, which needs no time to start."""
+SMALL = {"partial": True, "checkpoint_minutes": 0}
 TIMED = ("seconds", "step_ms", "date")
 
 
@@ -143,6 +144,14 @@ def test_bad_input_is_one_line_with_a_suggestion(
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_the_papers_policy_has_the_papers_candidates(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--policy", "paper", "--seeds", "1", "--epochs", "1", "--quiet"]
+    assert ran(*command[5:], *HERE, *options, "--out", str(tmp_path)) == 0
+    assert Store(tmp_path).protocol() == Protocol(policy="paper", epochs=1, batch=50, width=4, **SMALL)
 
 
 def test_help_names_the_candidates(capsys: pytest.CaptureFixture[str]) -> None:

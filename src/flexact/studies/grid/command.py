@@ -87,14 +87,14 @@ class GridCommand:
         from flexact.studies.grid.engines import engine
         from flexact.studies.grid.run import run_and_report
 
-        study, before = store.study, self.before(store)
-        protocol = study.protocol() if before is None else store.protocol()
+        study, before, settings = store.study, self.before(store), self.settings
+        protocol = study.protocol(**settings) if before is None else replace(store.protocol(), **settings)
         with self.reported(store):
             run_and_report(
                 store,
                 Progress(self.quiet, pieces="cells"),
                 grids=study.grid.asked_for(self.chosen, before),
-                protocol=replace(protocol, **self.settings),
+                protocol=protocol,
                 data=data or Path(data_of(before or {}).get(PLACE, study.data)),
                 engine=engine(self.engine, self.device, self.jobs, self.address),
                 resume=self.resume,
