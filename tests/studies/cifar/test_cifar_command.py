@@ -18,7 +18,6 @@ from flexact.studies.cifar.study import Store
 
 HERE = ("--engine", "streams", "--jobs", "1")
 """Runs cells in this process, which needs no time to start."""
-SMALL = {"partial": True, "checkpoint_minutes": 0}
 TIMED = ("seconds", "step_ms", "date")
 
 
@@ -146,12 +145,12 @@ def test_bad_input_is_one_line_with_a_suggestion(
     assert not (tmp_path / "out").exists()
 
 
-def test_the_papers_policy_has_the_papers_candidates(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_papers_policy_has_the_papers_candidates(command: list[str], tmp_path: Path) -> None:
     options = ["--policy", "paper", "--seeds", "1", "--epochs", "1", "--quiet"]
-    assert ran(*command[5:], *HERE, *options, "--out", str(tmp_path)) == 0
-    assert Store(tmp_path).protocol() == Protocol(policy="paper", epochs=1, batch=50, width=4, **SMALL)
+    assert ran(*command[5:], *HERE, *options, "--out", str(tmp_path / "out")) == 0
+    assert Store(tmp_path / "out").protocol() == Protocol(
+        policy="paper", epochs=1, batch=50, width=4, partial=True, checkpoint_minutes=0
+    )
 
 
 def test_help_names_the_candidates(capsys: pytest.CaptureFixture[str]) -> None:
