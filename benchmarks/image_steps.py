@@ -84,7 +84,7 @@ def random_images(count: int) -> Images:
 def _training(method: str, stage: str, given: argparse.Namespace, images: Images, device: torch.device) -> Training:
     """Return the training of a method after its warm-up: captured on a GPU, and committed if `stage` says so."""
     changes = {"round_steps": SHORT if stage == "committed" else LONG}
-    protocol = Protocol(epochs=10**4, batch=given.batch, width=given.width, changes=changes)
+    protocol = Protocol(epochs=200, batch=given.batch, width=given.width, changes=changes)
     torch.manual_seed(0)
     network = build(given.model, method, images.classes, protocol.config(0), given.width)
     if device.type == "cuda":

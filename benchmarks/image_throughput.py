@@ -29,8 +29,7 @@ from flexact.studies.cifar.methods import build
 from flexact.studies.cifar.protocol import Protocol
 from flexact.studies.cifar_data.data import Images
 from flexact.studies.cifar_resnets import BLOCKS
-from flexact.studies.cuda_graph import EAGER_STEPS, study_stream
-from flexact.studies.device_lock import DEVICE, wait
+from flexact.studies.cuda_graph import DEVICE, EAGER_STEPS, study_stream, wait
 from flexact.studies.provenance import provenance
 
 EPOCHS, IMAGES = 30, 50_000
@@ -80,7 +79,7 @@ def _steps_per_second(given: argparse.Namespace, images: Images, device: torch.d
         with study_stream(device):
             with DEVICE:
                 torch.manual_seed(number)
-                protocol = Protocol(epochs=10**4, batch=given.batch, width=given.width)
+                protocol = Protocol(epochs=200, batch=given.batch, width=given.width)
                 network = build(given.model, given.method, images.classes, protocol.config(number), given.width)
                 if device.type == "cuda":
                     network = network.to(device, memory_format=torch.channels_last)

@@ -23,6 +23,7 @@ from flexact.studies.cifar.protocol import RECTIFIERS, Cell, Protocol
 from flexact.studies.cifar.train import train_cell
 from flexact.studies.cifar_data import data
 from flexact.studies.cifar_data.data import Images
+from flexact.studies.grid.study import picked
 from flexact.studies.provenance import provenance
 
 WITH_ELU = (*RECTIFIERS, "elu")
@@ -73,7 +74,7 @@ def main() -> None:
             protocol = Protocol(**settings, candidates=candidates or None, evaluate_every=given.epochs)
             with tempfile.TemporaryDirectory() as folder:
                 done = train_cell(Cell("cifar100", "resnet18", method, seed), protocol, images, Path(folder), device)
-            picks = "(by channel)" if "granularity" in changes else " ".join(done.picks.values())
+            picks = "(by channel)" if "granularity" in changes else " ".join(picked(done.picks).values())
             found = {"accuracy": f"{done.accuracy:.2f}", "train_loss": f"{done.loss:.4f}", "picks": picks}
             rows.append({**about, **found, **provenance()})
             write_rows(given.out, rows)

@@ -58,11 +58,8 @@ def report(
 ) -> None:
     """Build figures and one self-contained page from a run."""
     from flexact.report.build import build
-    from flexact.studies.progress import Progress
 
-    with Progress().during("building the page"):
-        page = build(run)
-    print(f"Page: {page}")
+    print(f"Page: {build(run)}")
 
 
 @app.command()

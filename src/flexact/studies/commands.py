@@ -7,7 +7,7 @@ import typer
 from flexact.studies.cifar.command import cifar
 from flexact.studies.cifar_data.command import data
 from flexact.studies.compare.command import compare
-from flexact.studies.everything.command import all_studies
+from flexact.studies.everything import all_studies
 from flexact.studies.glue.command import glue
 from flexact.studies.overhead.command import overhead
 from flexact.studies.picks.command import picks

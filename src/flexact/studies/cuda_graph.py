@@ -1,10 +1,10 @@
-"""Training steps as CUDA graphs, and the stream and threads that a study runs on."""
+"""Training steps as CUDA graphs, the streams that they run on, and the lock of threads that share a GPU."""
 
 from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +15,35 @@ from torch import Tensor, nn
 from flexact import Schedule
 from flexact.ops import dispatch
 from flexact.routing.sites import routers_of, sites_of
-from flexact.studies.device_lock import wait
 from flexact.studies.workers import one_thread
+
+DEVICE = threading.RLock()
+"""A lock for several threads that train on one GPU.
+
+All threads may replay graphs at the same time, each on its own stream. Everything else (setup, capture, evaluation)
+allocates memory and uses torch's global generator, so only one thread at a time may do it.
+"""
+
+
+@contextmanager
+def released() -> Iterator[None]:
+    """Release the lock if this thread holds it, and acquire it again afterwards."""
+    try:
+        DEVICE.release()
+    except RuntimeError:  # another thread holds it, or none
+        yield
+        return
+    try:
+        yield
+    finally:
+        DEVICE.acquire()
+
+
+def wait(device: torch.device) -> None:
+    """Wait for the current stream, while other threads may use the device."""
+    if device.type == "cuda":
+        with released():
+            torch.cuda.current_stream(device).synchronize()
 
 
 def captured_by_thread(
@@ -62,12 +89,22 @@ class Graph:
 
 class GraphedTraining(ABC):
     """The training of a network in steps. On a GPU a step is a CUDA graph, except for the first steps, which are eager,
-    and for as many after each change of the routing."""
+    and for as many after each change of the routing.
+
+    What a step trains on and its learning rate are rows of tables on the device, at a place that the step itself
+    advances. So the host only launches steps, and a restart sets the place. A longer run starts over.
+
+    order: the integers that the steps read, such as indices of data; a row per step. rates: the learning rates.
+    """
 
     optimizer: torch.optim.Optimizer
 
-    def __init__(self, network: nn.Module, device: torch.device) -> None:
-        self.network, self.device = network, device
+    def __init__(self, network: nn.Module, device: torch.device, order: Tensor, rates: Sequence[float]) -> None:
+        self.network, self.device = network.train(), device
+        self._order, self._rates = order.to(device), torch.tensor(rates, device=device)
+        self._place = torch.zeros(1, dtype=torch.int64, device=device)
+        self._lr = torch.full((), rates[0], device=device)
+        """The learning rate of the step. A captured graph reads it from this tensor."""
         self.schedule: Schedule | None = None
         self.loss = torch.zeros((), device=device)
         """The loss of the last step, on the device."""
@@ -77,7 +114,14 @@ class GraphedTraining(ABC):
 
     @abstractmethod
     def _work(self) -> None:
-        """Do what a graph captures: forward, backward and the optimizer's step. Sets the loss."""
+        """Do what a graph captures: read the step's row, forward, backward and the optimizer's step. Sets the loss."""
+
+    def _next_row(self) -> Tensor:
+        """Set the learning rate of this step, return its row of the order, and advance the place."""
+        self._lr.copy_(self._rates.index_select(0, self._place).squeeze(0))
+        row = self._order.index_select(0, self._place).squeeze(0)
+        self._place.add_(1).remainder_(len(self._rates))
+        return row
 
     def step(self) -> None:
         """Train for one step, without waiting for the device."""
@@ -91,6 +135,8 @@ class GraphedTraining(ABC):
             self.schedule.step(self.loss)
             if routing_state(self.schedule) != before:
                 self._forget_graph(tried)
+            if self.schedule.rewound_at == self.schedule.steps_done:
+                self._place.fill_(self.schedule.trained_steps)
         if self._captures and self.graph is None and self._eager_steps >= EAGER_STEPS:
             replay, read = captured_by_thread(self._work, self.network, self.device)
             # A rewind gives the optimizer other states, but the graph keeps its own.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import platform
 import subprocess
@@ -30,14 +31,17 @@ def provenance() -> dict[str, str]:
 
 
 def run_config(study: str, title: str, **settings: Any) -> dict[str, Any]:
-    """The content of a study's config.json: its settings, and everything else that the results depend on."""
+    """The content of a study's config.json, in plain JSON types: its settings, and everything else that the results
+    depend on."""
     try:
         own = version("flexact")
     except PackageNotFoundError:
         own = "source"  # imported from a source tree without installation
     versions = {"flexact": own, "torch": torch.__version__, "python": platform.python_version()}
     made = {name: one for name, one in provenance().items() if name in ("commit", "date")}
-    return {"flexact_study": VERSION, "study": study, "title": title, **settings, "versions": versions, **made}
+    config = {"flexact_study": VERSION, "study": study, "title": title, **settings, "versions": versions, **made}
+    plain: dict[str, Any] = json.loads(json.dumps(config))
+    return plain
 
 
 def processor() -> str:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing.synchronize import Event
 from typing import Any, Protocol
 
 import torch
@@ -32,7 +31,6 @@ class Answer:
     kind: str
     figures: Any = None
     error: str = ""
-    device: str = ""
 
 
 class NotStarted(FlexActError):
@@ -51,12 +49,10 @@ class Workers(Protocol):
     def close(self) -> None: ...
 
 
-def run_tasks(
-    workers: Workers, tasks: Sequence[Any], ended: Callable[[Any, Answer], None], beat: Callable[[], bool | None]
-) -> None:
+def run_tasks(workers: Workers, tasks: Sequence[Any], ended: Callable[[Any, Answer], None], has_to_stop: Stop) -> None:
     """Run tasks and call `ended` with each task that started and its answer, in any order.
 
-    beat: called about twice a second; once it returns True, the running tasks are stopped and no others start.
+    has_to_stop: called about twice a second; once it returns True, the running tasks are stopped and no others start.
     """
     waiting, stopping = list(tasks), False
     running: dict[Future[Answer], Any] = {}
@@ -66,7 +62,7 @@ def run_tasks(
                 task = waiting.pop(0)
                 running[workers.submit(task)] = task
             done, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
-            stop = beat()  # called first: a task that the same signal stopped has not failed
+            stop = has_to_stop()  # called first: a task that the same signal stopped has not failed
             for future in done:
                 answer = _answer(future, stop or stopping)
                 ended(running.pop(future), answer)
@@ -135,7 +131,7 @@ class _Slot:
         error = future.exception()
         if error is None:
             self.future.set_result(future.result())
-        elif self._began.is_set():
+        elif self._pid.exception() is None:
             self.future.set_exception(error)
         else:
             script = getattr(sys.modules["__main__"], "__file__", "the main module")
@@ -149,9 +145,8 @@ class _Slot:
     def _start(self) -> None:
         self.close()
         context = multiprocessing.get_context("spawn")
-        self._began = context.Event()  # set once the script is imported; the device may still be unusable
-        self._executor = ProcessPoolExecutor(1, context, _begin, (self.device, self.workers, self._began))
-        self._pid = self._executor.submit(os.getpid)
+        self._executor = ProcessPoolExecutor(1, context, _begin, (self.device, self.workers))
+        self._pid = self._executor.submit(os.getpid)  # fails if the process cannot import the script
 
     def stop(self) -> None:
         """Ask the running task to stop, by SIGTERM."""
@@ -165,19 +160,18 @@ class _Slot:
             self._executor = None
 
 
-def _begin(device: str, workers: int, began: Event) -> None:
+def _begin(device: str, workers: int) -> None:
     """Prepare a worker process. It ignores Ctrl-C, which reaches all processes: the parent decides what stops."""
-    began.set()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: _stop_requested.set())
     threading.Thread(target=_watch_parent, daemon=True).start()
     if device == "cpu":
         torch.set_num_threads(max(1, torch.get_num_threads() // workers))
-    else:
-        torch.cuda.set_device(device)
 
 
 def _run(work: Work, task: Any, device: str) -> Any:
+    if device != "cpu":
+        torch.cuda.set_device(device)
     with _running:
         return work(task, device, _stop_requested.is_set)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from flexact.cli.app import main
-from flexact.studies.cifar.protocol import RECTIFIERS, Cell
+from flexact.studies.cifar.protocol import RECTIFIERS, Cell, Protocol
 from flexact.studies.cifar.study import Store
 
 HERE = ("--engine", "streams", "--jobs", "1")
@@ -128,7 +128,7 @@ def test_resume_alone_uses_the_settings_of_the_first_call(
         (["--policy", "papr"], "unknown policy 'papr'; did you mean 'paper'?"),
         (["--candidates", "relu,tahn"], "unknown candidate 'tahn'; did you mean 'tanh'?"),
         (["--methods", ","], "--methods names nothing"),
-        (["--data", "nowhere"], "there is no CIFAR-10 in nowhere"),
+        (["--data", "nowhere"], "there is no CIFAR-10 in /"),
         (["--status"], "holds no grid"),
         (["--resume"], "holds no grid"),
         (["--resume", "--methods", "relu"], "holds no grid"),
@@ -143,6 +143,14 @@ def test_bad_input_is_one_line_with_a_suggestion(
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_the_papers_policy_has_the_papers_candidates(command: list[str], tmp_path: Path) -> None:
+    options = ["--policy", "paper", "--seeds", "1", "--epochs", "1", "--quiet"]
+    assert ran(*command[5:], *HERE, *options, "--out", str(tmp_path / "out")) == 0
+    assert Store(tmp_path / "out").protocol() == Protocol(
+        policy="paper", epochs=1, batch=50, width=4, partial=True, checkpoint_minutes=0
+    )
 
 
 def test_help_names_the_candidates(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,7 @@ def store(fake_training: ModuleType, tmp_path: Path) -> Store:
     grid = Grid(("cifar100",), ("resnet18",), ("relu", "flexact-all"), seeds=2)
     protocol = Protocol(epochs=fake_training.EPOCHS)
     store = fake_training.store_in(tmp_path / "out")
-    run(store, [grid], protocol, tmp_path, engine, partial=False)
+    run(store, [grid], protocol, tmp_path, engine)
     return store
 
 
@@ -33,7 +33,6 @@ def test_the_page_has_table_curves_and_selection(store: Store) -> None:
     page = build(store.folder).read_text(encoding="utf-8")
     for words in ("79.29 ± 0.11", "Accuracy over epochs", "Selection by depth"):
         assert words in page
-    assert "<td>tanh</td>" in page  # a final pick
     names = {path.name for path in (store.folder / "figures").iterdir()}
     slugs = ("accuracy", "selection-cifar100-resnet18-flexact-all")
     assert names == {f"{slug}.{kind}" for slug in slugs for kind in ("png", "svg")}

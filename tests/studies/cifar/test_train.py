@@ -21,13 +21,14 @@ from flexact.candidates.registry import lookup
 from flexact.routing.sites import sites_of
 from flexact.studies import cuda_graph
 from flexact.studies.cifar.methods import METHODS, build
-from flexact.studies.cifar.protocol import Cell, Protocol
-from flexact.studies.cifar.train import Outcome, Stopped, train_cell
+from flexact.studies.cifar.protocol import Cell, Protocol, Result
+from flexact.studies.cifar.train import Stopped, train_cell
 from flexact.studies.cifar.training import Training, epoch_order
 from flexact.studies.cifar_data import data
 from flexact.studies.cifar_data.augment import augmented, epoch_draws, normalised
 from flexact.studies.cifar_data.data import Images
 from flexact.studies.cifar_resnets import BLOCKS
+from flexact.studies.grid.study import picked
 
 CPU = torch.device("cpu")
 SMALL = {"resnet18": (1, 1)}
@@ -59,7 +60,7 @@ def images(folder: Path) -> Images:
 
 
 @mock.patch.dict(BLOCKS, SMALL)
-def trained(cell: Cell, images: Images, folder: Path, protocol: Protocol = PROTOCOL, **keywords: Any) -> Outcome:
+def trained(cell: Cell, images: Images, folder: Path, protocol: Protocol = PROTOCOL, **keywords: Any) -> Result:
     return train_cell(cell, protocol, images, folder, CPU, **keywords)
 
 
@@ -95,7 +96,7 @@ class After:
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory, images: Images) -> tuple[Path, Outcome]:
+def straight(tmp_path_factory: pytest.TempPathFactory, images: Images) -> tuple[Path, Result]:
     """The folder and the outcome of an uninterrupted run."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("straight")
@@ -153,20 +154,20 @@ def test_the_order_differs_by_epoch_and_seed_and_the_incomplete_batch_is_dropped
 
 
 @mock.patch.dict(BLOCKS, SMALL)
-def test_the_accuracy_equals_that_of_the_plain_network(straight: tuple[Path, Outcome], images: Images) -> None:
+def test_the_accuracy_equals_that_of_the_plain_network(straight: tuple[Path, Result], images: Images) -> None:
     folder, outcome = straight
     plain = extract(build("resnet18", "relu", images.classes, None, PROTOCOL.width)).eval()
-    for site, pick in outcome.picks.items():
+    for site, pick in picked(outcome.picks).items():
         parent, _, name = site.rpartition(".")
         setattr(plain.get_submodule(parent), name, lookup(pick).module())
     plain.load_state_dict(load_file(folder / "network.safetensors"))
     with torch.no_grad():
         answers = plain(normalised(images.test_x, images.mean, images.std)).argmax(1)
     assert outcome.accuracy == pytest.approx(100 * (answers == images.test_y).float().mean().item())
-    assert list(outcome.picks) == ["layer1.0.relu", "layer2.0.relu"]
+    assert list(picked(outcome.picks)) == ["layer1.0.relu", "layer2.0.relu"]
 
 
-def test_a_run_writes_a_curve_and_the_history_of_its_picks(straight: tuple[Path, Outcome]) -> None:
+def test_a_run_writes_a_curve_and_the_history_of_its_picks(straight: tuple[Path, Result]) -> None:
     folder, _ = straight
     curve = lines(folder)
     assert [line["epoch"] for line in curve] == ["1", "2", "3", "4"]
@@ -206,7 +207,7 @@ def test_the_final_network_equals_that_of_the_cell_with_the_picked_activation(
 ) -> None:
     protocol = _changed({"candidates": candidates})
     outcome = trained(Cell("cifar10", "resnet18", "flexact-all", 1), images, tmp_path / "picked", protocol)
-    (pick,) = set(outcome.picks.values())  # one for all sites
+    (pick,) = set(picked(outcome.picks).values())  # one for all sites
     assert pick in candidates
     fixed = trained(Cell("cifar10", "resnet18", pick, 1), images, tmp_path / "fixed", protocol)
     assert_same_run(tmp_path / "picked", tmp_path / "fixed")
@@ -243,7 +244,9 @@ def test_picking_longer_than_the_epochs_repeats_them(images: Images, tmp_path: P
     protocol = _changed({"epochs": 1, "evaluate_every": 1, "changes": {"round_steps": 4, "commit_at": 0.9}})
     outcome = trained(PICKS, images, tmp_path / "picked", protocol)
     assert Recorder.load(tmp_path / "picked" / "history.jsonl")[-1]["step"] == 8 + 5
-    trained(Cell("cifar10", "resnet18", outcome.picks["layer1.0.relu"], 0), images, tmp_path / "fixed", protocol)
+    trained(
+        Cell("cifar10", "resnet18", picked(outcome.picks)["layer1.0.relu"], 0), images, tmp_path / "fixed", protocol
+    )
     assert_same_run(tmp_path / "picked", tmp_path / "fixed")
 
 
@@ -261,7 +264,7 @@ def test_a_blend_that_diverges_keeps_relu_and_restarts(
         patched.setattr(nn.functional, "cross_entropy", broken_once)
         with pytest.warns(UserWarning, match="every site keeps its original function"):
             outcome = trained(PICKS, images, tmp_path / "picked")
-    assert set(outcome.picks.values()) == {"relu"}
+    assert set(picked(outcome.picks).values()) == {"relu"}
     assert len(calls) == 3 + 20
     trained(RELU, images, tmp_path / "fixed")
     assert_same_run(tmp_path / "picked", tmp_path / "fixed")
@@ -300,7 +303,7 @@ def _changed(changes: dict[str, Any]) -> Protocol:
 
 @pytest.mark.parametrize("file", ["checkpoint.pt", "curve.csv"])
 def test_a_full_disk_stops_the_run_and_damages_no_file(
-    file: str, straight: tuple[Path, Outcome], images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: str, straight: tuple[Path, Result], images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = [3]
 

@@ -194,18 +194,15 @@ def test_a_learnable_set_can_be_learned(tmp_path, write_cifar):
 def test_the_command_prints_what_the_folder_contains(small, capsys, tmp_path, write_cifar):
     folder = complete(write_cifar, tmp_path, "cifar10")
     out = run(capsys, "cifar10", "--data", str(tmp_path))
-    assert out.startswith(
-        f"CIFAR-10 in {folder}\ntrain    500 images, 50 per class\ntest     100 images, 10 per class\n"
-    )
+    assert out.startswith(f"CIFAR-10 in {folder}\ntrain    500 images\ntest     100 images\n")
     assert "classes  10\n" in out
-    assert "published: 0.4914 0.4822 0.4465" in out
     assert run(capsys, "cifar10", "--data", str(folder), "--quiet") == ""
 
 
 def test_the_command_reads_a_part_of_a_data_set_if_asked_to(capsys, tmp_path, write_cifar):
     write_cifar(tmp_path, "cifar100", train=150)
     assert "bytes, not 153,700,000" in refused(capsys, "cifar100", "--data", str(tmp_path))
-    assert "150 images, 1 to 2 per class" in run(capsys, "cifar100", "--data", str(tmp_path), "--partial")
+    assert "150 images" in run(capsys, "cifar100", "--data", str(tmp_path), "--partial")
     assert "there is no CIFAR-10 in" in refused(capsys, "cifar10", "--data", str(tmp_path), "--partial")
 
 

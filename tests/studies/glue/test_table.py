@@ -117,7 +117,7 @@ def test_an_undefined_metric_is_excluded_from_means() -> None:
     rte = row("rte", "fixed", 0, accuracy=60.0)
     text = " ".join(table([row("stsb", "fixed", 0, **nan), rte], Protocol(), []).split())
     assert "| fixed activation | 1 | - | - | 60.00 | 60.00 |" in text  # a column without figures is in no average
-    assert STUDY.told(some[2]) == "pearson -, spearman -"
+    assert STUDY.summary(some[2]) == "pearson -, spearman -"
     assert "nan" not in text
 
 

@@ -21,6 +21,7 @@ from flexact.studies.glue.protocol import Cell, Protocol
 from flexact.studies.glue.train import train_cell
 from flexact.studies.glue.trainer import ByLength
 from flexact.studies.grid.cell_task import read_curve
+from flexact.studies.grid.study import picked
 
 transformers = pytest.importorskip("transformers")
 CPU = torch.device("cpu")
@@ -38,7 +39,7 @@ def batch(tokenizer: Any, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]
 
 
 def comparable(outcome: Any) -> dict[str, Any]:
-    return {name: value for name, value in vars(outcome).items() if name not in ("seconds", "step_ms")}
+    return {name: value for name, value in outcome._asdict().items() if name not in ("seconds", "step_ms")}
 
 
 def test_a_fixed_cell_equals_plain_fine_tuning(tiny_encoder: Path, glue_folder: Path, tmp_path: Path) -> None:
@@ -76,7 +77,7 @@ def test_a_fixed_cell_equals_plain_fine_tuning(tiny_encoder: Path, glue_folder: 
         outputs = network.eval()(**batch(tokenizer, dev)).logits.numpy()
     labels = numpy.array([label for _, label in data.dev])
     assert outcome.metrics == pytest.approx(measured(data.task, outputs, labels))
-    assert (outcome.epochs, outcome.picks, outcome.split) == (3, {}, "official")
+    assert (outcome.epochs, outcome.picks, outcome.split) == (3, "", "official")
     assert [line["epoch"] for line in read_curve(tmp_path)] == [1, 2, 3]
 
 
@@ -86,15 +87,18 @@ def test_every_task_is_trained_and_measured(task: str, protocol: Protocol, glue_
     outcome = train_cell(Cell(task, "flexact-all", 0), protocol, data, tmp_path, CPU)
     assert tuple(outcome.metrics) == data.task.metrics
     assert outcome.epochs == (5 if task == "wnli" else 3)
-    assert list(outcome.picks) == ["bert.encoder.layer.0.intermediate.intermediate_act_fn", "bert.pooler.activation"]
+    assert list(picked(outcome.picks)) == [
+        "bert.encoder.layer.0.intermediate.intermediate_act_fn",
+        "bert.pooler.activation",
+    ]
 
 
 def test_penultimate_is_the_poolers_activation(protocol: Protocol, glue_folder: Path, tmp_path: Path) -> None:
     outcome = train_cell(Cell("wnli", "flexact-penultimate", 0), protocol, load("wnli", glue_folder), tmp_path, CPU)
-    assert list(outcome.picks) == ["bert.pooler.activation"]
+    assert list(picked(outcome.picks)) == ["bert.pooler.activation"]
     history = flexact.Recorder.load(tmp_path / "history.jsonl")
     assert [record["step"] for record in history][:3] == [0, 1, 2]
-    assert history[-1]["picks"] == outcome.picks
+    assert history[-1]["picks"] == picked(outcome.picks)
     assert history[-1]["epoch"] == 5.0
 
 
@@ -148,7 +152,6 @@ def test_a_kept_network_loads(protocol: Protocol, glue_folder: Path, tmp_path: P
             {"changes": {"policy": {"logit_step_sizes": 1}}},
             "unknown config field 'logit_step_sizes'; did you mean 'logit_step_size'",
         ),
-        ({"changes": 3}, "changes must be a dictionary"),
     ],
 )
 def test_an_invalid_protocol_is_refused(fields: dict[str, Any], message: str) -> None:
@@ -196,4 +199,4 @@ def test_a_cell_on_a_gpu(protocol: Protocol, glue_folder: Path, tmp_path: Path) 
         for method in ("fixed", "flexact-all")
     }
     assert all(outcome.metrics["accuracy"] >= 0 for outcome in found.values())
-    assert len(found["flexact-all"].picks) == 2
+    assert len(found["flexact-all"].picks.split()) == 2

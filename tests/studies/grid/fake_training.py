@@ -22,17 +22,18 @@ from typing import Any
 
 from flexact.errors import FlexActError
 from flexact.io.atomic_files import write_rows, write_whole
-from flexact.studies.cifar.protocol import Cell, Grid, Protocol
+from flexact.studies.cifar.protocol import Cell, Grid, Protocol, Result
 from flexact.studies.cifar.study import STUDY
-from flexact.studies.cifar.train import Outcome
+from flexact.studies.cifar.train import CHECKPOINT
 from flexact.studies.grid.engines import engine
 from flexact.studies.grid.run import Stopped, run
 from flexact.studies.grid.store import Store
+from flexact.studies.grid.study import picks_column
 
 EPOCHS = 4
 
 
-def load(name: str, folder: Path, partial: bool) -> Any:
+def load(name: str, folder: Path, protocol: Protocol) -> Any:
     path = Path(folder, "behaviour.json")
     behaviour = json.loads(path.read_text()) if path.exists() else {}
     return SimpleNamespace(
@@ -41,7 +42,7 @@ def load(name: str, folder: Path, partial: bool) -> Any:
 
 
 def train(cell: Cell, protocol: Protocol, images: Any, folder: Path, device: Any, stop: Any) -> Any:
-    script, checkpoint = images.behaviour, folder / STUDY.checkpoint
+    script, checkpoint = images.behaviour, folder / CHECKPOINT
     curve = json.loads(checkpoint.read_text()) if checkpoint.exists() else []
     with (folder / "starts").open("a") as starts:
         starts.write(f"{len(curve)}\n")
@@ -68,24 +69,22 @@ def train(cell: Cell, protocol: Protocol, images: Any, folder: Path, device: Any
     if cell.method == "flexact-all":
         picks = {"layer1.0.relu": "relu", "layer4.1.relu": "tanh"}
         _write_history(folder)
-    return Outcome(
+    return Result(
+        **cell.to_dict(),
+        state="done",
         accuracy=curve[-1]["test_accuracy"],
         loss=curve[-1]["loss"],
         epochs=len(curve),
         seconds=4.0,
         step_ms=2.2 if picks else 2.0,
-        picks=picks,
+        picks=picks_column(picks),
         device=device.type,
     )
 
 
-def sha256(name: str, protocol: Protocol, folder: Path, partial: bool) -> str:
-    return str(load(name, folder, partial).sha256)
-
-
 def store_in(folder: Path) -> Store[Any]:
     """A grid of the image study with the fake trainer."""
-    return Store(folder, dataclasses.replace(STUDY, train=train, load=load, sha256=sha256))
+    return Store(folder, dataclasses.replace(STUDY, train=train, load=load))
 
 
 def accuracy_of(cell: Cell, epoch: int = EPOCHS, epochs: int = EPOCHS) -> float:
@@ -111,7 +110,7 @@ def main(out: str, data: str, methods: str, name: str = "local", *flags: str) ->
     try:
         own = engine(name, "cpu", None, address)
         resume = "--resume" in flags
-        run(store_in(Path(out)), [grid], Protocol(epochs=EPOCHS), Path(data), own, partial=False, resume=resume)
+        run(store_in(Path(out)), [grid], Protocol(epochs=EPOCHS), Path(data), own, resume=resume)
     except Stopped as stopped:
         print(stopped)
         return 128 + stopped.number

@@ -21,7 +21,6 @@ import pytest
 from flexact import FlexActError
 from flexact.studies.cifar.protocol import Cell, Grid, Protocol
 from flexact.studies.cifar.study import STUDY, Store
-from flexact.studies.grid import cell_task
 from flexact.studies.grid.cell_task import run_task
 from flexact.studies.grid.engines import engine
 from flexact.studies.grid.run import run
@@ -48,10 +47,9 @@ def go(fake_training: ModuleType, tmp_path: Path) -> Any:
 
     def go(grid: Grid = TWO, behaviour: dict[str, Any] | None = None, **options: Any) -> Store:
         (data / "behaviour.json").write_text(json.dumps(behaviour or {}))
-        cell_task.loaded.cache_clear()  # a worker's cache belongs to the test's own process here
         chosen = {"engine": in_this_process, "protocol": Protocol(epochs=fake_training.EPOCHS), **options}
         store: Store = fake_training.store_in(tmp_path / "out")
-        run(store, [grid], chosen.pop("protocol"), data, **{"partial": False, **chosen})
+        run(store, [grid], chosen.pop("protocol"), data, **chosen)
         return store
 
     return go
@@ -72,7 +70,7 @@ def test_cells_run_seed_by_seed_so_that_a_partial_grid_can_be_compared() -> None
 
 def test_options_that_are_not_given_are_read_from_the_folder() -> None:
     begun = [Grid(("cifar10",), methods=("relu",), seeds=1), Grid(("cifar100",), methods=("gelu",), seeds=2)]
-    before = {"grids": [grid.to_dict() for grid in begun]}
+    before = {"grids": [dataclasses.asdict(grid) for grid in begun]}
     grown = Grid.asked_for({"seeds": 2}, before)
     assert [cell.name for grid in grown for cell in grid.cells] == [
         "cifar10-resnet18-relu-0",
@@ -165,7 +163,7 @@ def test_another_configuration_is_refused_with_the_difference(go: Any) -> None:
     with pytest.raises(FlexActError, match="epochs: 4 → 5"):
         go(protocol=Protocol(epochs=5), resume=True)
     with pytest.raises(FlexActError, match=r"partial: False → True"):
-        go(partial=True, resume=True)
+        go(protocol=Protocol(epochs=4, partial=True), resume=True)
     with pytest.raises(FlexActError, match="one of the two"):
         go(resume=True, overwrite=True)
     assert len(go(protocol=Protocol(epochs=4, checkpoint_minutes=0), resume=True).results()) == 4
@@ -175,7 +173,7 @@ def test_another_configuration_is_refused_with_the_difference(go: Any) -> None:
 def test_other_data_of_the_same_name_are_refused(go: Any, tmp_path: Path) -> None:
     store = go(Grid(("cifar10",), ("resnet18",), ("relu",)), {"sha256": "11aa"})
     place = str(tmp_path / "data")
-    assert store.config()["data"] == {"partial": False, "folder": place, "sha256": {"cifar10": "11aa"}}
+    assert store.config()["data"] == {"folder": place, "sha256": {"cifar10": "11aa"}}
     with pytest.raises(FlexActError, match=r"sha256.cifar10: 11aa → 22bb"):
         go(behaviour={"sha256": "22bb"}, resume=True)
     assert len(store.results()) == 3
@@ -187,7 +185,7 @@ def test_other_data_of_the_same_name_are_refused(go: Any, tmp_path: Path) -> Non
 def test_an_old_grid_without_digests_can_be_resumed_and_gets_them(go: Any) -> None:
     store = go(Grid(("cifar10",), ("resnet18",), ("relu",)))
     path, known = store.folder / "config.json", store.config()
-    path.write_text(json.dumps(known | {"data": {"partial": False}}))
+    path.write_text(json.dumps(known | {"data": {}}))
     old = path.read_text()
     go(Grid(("cifar10",), ("resnet18",), ("relu",)), resume=True)
     assert path.read_text() == old  # there was no file to read
@@ -290,10 +288,10 @@ def test_one_cell_is_reported_in_the_singular(go: Any) -> None:
 
 
 def test_unreadable_data_stop_the_grid_before_any_cell(tmp_path: Path) -> None:
-    def nothing(name: str, protocol: Protocol, folder: Path, partial: bool) -> str:
+    def nothing(name: str, folder: Path, protocol: Protocol) -> Any:
         raise FlexActError("there is no CIFAR-10 here")
 
-    unreadable = GridStore(tmp_path / "new" / "out", dataclasses.replace(STUDY, sha256=nothing))
+    unreadable = GridStore(tmp_path / "new" / "out", dataclasses.replace(STUDY, load=nothing))
     with pytest.raises(FlexActError, match="there is no CIFAR-10 here"):
         run(unreadable, [TWO], Protocol(), tmp_path, in_this_process)
     assert not (tmp_path / "new").exists()

@@ -8,18 +8,17 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from flexact import FlexActError
-from flexact.studies.device_lock import DEVICE, released
+from flexact.studies.cuda_graph import DEVICE, released
 from flexact.studies.grid.cell_task import Task, run_task
 from flexact.studies.grid.engines import engine
 from flexact.studies.grid.run import run
-from flexact.studies.picks.protocol import Cell, Grid, Protocol
+from flexact.studies.picks.protocol import Cell, Grid, Protocol, Result
 from flexact.studies.picks.study import Store
 from flexact.studies.workers import Answer
 
@@ -29,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*steps are few for a pick")
 
 def results(folder: Path, own: Any) -> dict[Cell, dict[str, object]]:
     grid = Grid(("tabular",), ("fixed-relu", "fixed-tanh", "flexact", "flexact-alone", "random"), seeds=1)
-    run(Store(folder / "out"), [grid], Protocol(steps=20), folder / "data", own, partial=False)
+    run(Store(folder / "out"), [grid], Protocol(steps=20), folder / "data", own)
     rows = Store(folder / "out").results()
     return {cell: {k: v for k, v in row._asdict().items() if k not in TIMED} for cell, row in rows.items()}
 
@@ -47,7 +46,7 @@ def test_cells_in_threads_have_the_results_of_sequential_cells(tmp_path: Path) -
 
 def tasks_of(train: Callable[..., Any], folder: Path, count: int) -> list[Task]:
     return [
-        Task(Cell("tabular", "fixed-relu", seed), None, folder / str(seed), folder, train, lambda *_: None, vars)
+        Task(Cell("tabular", "fixed-relu", seed), None, folder / str(seed), folder, train, load=None)
         for seed in range(count)
     ]
 
@@ -84,7 +83,7 @@ def test_a_failing_cell_does_not_affect_the_others(tmp_path: Path) -> None:
     def train(cell: Cell, *_: Any, **__: Any) -> Any:
         if cell.seed == 1:
             raise FlexActError("a network of tabular diverged")
-        return SimpleNamespace(score=1.0)
+        return Result(**cell.to_dict(), state="done", score=1.0)
 
     reports = Grown()
     engine("streams", "cpu", 2, None)(tasks_of(train, tmp_path, 4), reports, lambda: False)

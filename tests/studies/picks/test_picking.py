@@ -14,12 +14,12 @@ import torch
 
 import flexact
 from flexact import FlexConfig, Schedule
+from flexact.studies.grid.study import picked
 from flexact.studies.picks import train
-from flexact.studies.picks.protocol import Cell, Protocol, policy
+from flexact.studies.picks.protocol import Cell, Protocol, Result, policy
 from flexact.studies.picks.tasks import TASKS
 from flexact.studies.picks.train import (
     FILE,
-    Outcome,
     Setting,
     flexact_run,
     further_steps,
@@ -34,16 +34,16 @@ SHORT = Protocol(steps=30)
 pytestmark = pytest.mark.filterwarnings("ignore:.*steps are few for a pick")
 
 
-def outcome(folder: Path, method: str, seed: int = 0, task: str = "tabular") -> Outcome:
-    """Returns the setting of a cell in a grid's folder."""
+def outcome(folder: Path, method: str, seed: int = 0, task: str = "tabular") -> Result:
+    """Returns the row of a cell in a grid's folder."""
     cell = Cell(task, method, seed)
     own = folder / "cells" / cell.name
     own.mkdir(parents=True, exist_ok=True)
-    return train_cell(cell, SHORT, folder, own, torch.device("cpu"))
+    return train_cell(cell, SHORT, None, own, torch.device("cpu"))
 
 
-def without_seconds(one: Outcome) -> Outcome:
-    return dataclasses.replace(one, seconds=0.0)
+def without_seconds(one: Result) -> Result:
+    return one._replace(method="", seconds=0.0)
 
 
 def test_flexact_alone_is_the_same_before_and_after_flexact(tmp_path: Path) -> None:
@@ -60,21 +60,21 @@ def test_flexact_alone_takes_the_picks_and_their_cost_from_the_flexact_cell(tmp_
     folder.mkdir(parents=True)
     (folder / FILE).write_text(json.dumps({"picks": picks, "steps": 7, "seconds": 100.0}))
     alone, fixed = outcome(tmp_path, "flexact-alone"), outcome(tmp_path, "fixed-tanh")
-    assert (alone.picks, alone.score, alone.steps) == (picks, fixed.score, 7 + 30)
+    assert (picked(alone.picks), alone.score, alone.steps) == (picks, fixed.score, 7 + 30)
     assert alone.seconds == 100.0 + fixed.seconds
 
 
 def test_flexact_writes_its_picks_after_picking(tmp_path: Path) -> None:
     done = outcome(tmp_path, "flexact")
     found = json.loads((tmp_path / "cells" / "tabular-flexact-0" / FILE).read_text())
-    assert found["picks"] == done.picks
+    assert found["picks"] == picked(done.picks)
     assert 0 < found["seconds"] < done.seconds
 
 
 def test_flexact_one_picks_one_candidate_for_all_sites(setting: Set) -> None:
-    picked = flexact_run(setting("coordinates", steps=30), share="model")[1].picks
-    assert len(picked) == 4
-    assert len(set(picked.values())) == 1
+    picks = flexact_run(setting("coordinates", steps=30), share="model")[1].picks
+    assert len(picks) == 4
+    assert len(set(picks.values())) == 1
 
 
 def test_random_picks_depend_on_task_and_seed_only(setting: Set) -> None:
@@ -86,10 +86,10 @@ def test_random_picks_depend_on_task_and_seed_only(setting: Set) -> None:
 
 
 def test_flexact_sites_picks_for_each_site_by_a_blend(setting: Set) -> None:
-    training, picked = flexact_run(setting("coordinates", steps=60), share="site")
+    training, found = flexact_run(setting("coordinates", steps=60), share="site")
     assert training.schedule is not None
     assert training.schedule.committed
-    assert len(picked.picks) == 4
+    assert len(found.picks) == 4
     assert all(site.group is None for site in training.schedule.router.sites)
 
 
@@ -114,7 +114,7 @@ def test_flexact_by_a_trial_scores_like_its_picks_alone(task: str, tmp_path: Pat
     flexact, alone = (outcome(tmp_path, method, task=task) for method in ("flexact", "flexact-alone"))
     assert flexact.score == alone.score
     assert flexact.steps == alone.steps > 30
-    assert len(set(flexact.picks.values())) == 1
+    assert len(set(picked(flexact.picks).values())) == 1
 
 
 def test_flexact_with_a_rewind_scores_like_its_picks_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,17 +147,17 @@ def test_the_race_costs_as_much_as_picking_and_drops_diverged_networks(
 
     monkeypatch.setattr(train, "_raced", raced)
     one = setting(steps=8000)
-    picked = picked_by_race(one)
-    assert picked.picks == one.everywhere("tanh")
-    assert picked.steps == sum(steps for _, steps in ran)
-    assert picked.seconds == len(ran) == 7 + 4 + 2
+    found = picked_by_race(one)
+    assert found.picks == one.everywhere("tanh")
+    assert found.steps == sum(steps for _, steps in ran)
+    assert found.seconds == len(ran) == 7 + 4 + 2
     assert [name for name, _ in ran[7:]] == ["tanh", "elu", "silu", "relu", "tanh", "elu"]
-    assert 0.95 * further_steps(one) < picked.steps <= further_steps(one)
+    assert 0.95 * further_steps(one) < found.steps <= further_steps(one)
 
 
 def test_the_race_finds_the_best_network(setting: Set) -> None:
-    picked = picked_by_race(setting(steps=300))
-    assert set(picked.picks.values()) <= {"identity", "tanh", "elu"}  # after 300 steps no other is near
+    found = picked_by_race(setting(steps=300))
+    assert set(found.picks.values()) <= {"identity", "tanh", "elu"}  # after 300 steps no other is near
 
 
 def test_a_network_that_diverges_in_the_race_is_last(setting: Set) -> None:

@@ -89,7 +89,7 @@ def test_sigterm_stops_a_long_run_soon(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     _, output = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM
-    assert "stopped by SIGTERM; 0 of 1 cell kept; the others start again." in output
+    assert "stopped by SIGTERM; 0 of 1 cell kept; the others resume from their last checkpoints, or" in output
     assert Store(tmp_path / "out").results() == {}
 
 
@@ -98,10 +98,10 @@ def go(tmp_path: Path) -> Callable[..., Store]:
     """Runs cells of the benchmark in this process."""
 
     def go(tasks: str, methods: str, **options: Any) -> Store:
-        protocol = Protocol(steps=options.pop("steps", 10))
+        protocol = Protocol(steps=options.pop("steps", 10), partial=True)
         grid = Grid(tuple(tasks.split(",")), tuple(methods.split(",")), seeds=1)
         store = Store(tmp_path / "out")
-        run(store, [grid], protocol, tmp_path / "data", in_this_process, **{"partial": False, **options})
+        run(store, [grid], protocol, tmp_path / "data", in_this_process, **options)
         return store
 
     return go
@@ -111,7 +111,7 @@ def test_an_image_task_runs_on_a_small_cifar(
     go: Callable[..., Store], tmp_path: Path, write_cifar: Callable[..., Path]
 ) -> None:
     write_cifar(tmp_path / "data", "cifar100", train=100, test=20)
-    store = go("autoencoder", "fixed,flexact,flexact-alone,flexact-one,flexact-sites,random,race", partial=True)
+    store = go("autoencoder", "fixed,flexact,flexact-alone,flexact-one,flexact-sites,random,race")
     rows = store.results()
     assert [row.state for row in rows.values()] == ["done"] * 13
     sites = {str(place) for place in range(1, 10, 2)}
@@ -137,7 +137,7 @@ def test_a_cell_that_diverges_fails_and_the_others_continue(
 def test_overwriting_removes_the_plain_runs_that_were_kept(go: Callable[..., Store], tmp_path: Path) -> None:
     go("tabular", "fixed-relu")
     (kept,) = (tmp_path / "out" / "plain").iterdir()
-    kept.write_text('{"score": 1.0, "steps": 10, "seconds": 1.0}')
+    kept.write_text('{"score": 1.0, "steps": 10, "seconds": 1.0, "picks": {}}')
     resumed = go("tabular", "fixed-relu,random,fixed-gelu", resume=True).results()
     assert resumed[Cell("tabular", "fixed-relu", 0)].score != 1.0
     fresh = go("tabular", "fixed-relu", overwrite=True).results()
@@ -180,7 +180,7 @@ def test_status_shows_the_progress_of_the_benchmark(
         ),
         (["--tasks", "tabular,tabular"], "--tasks names tabular more than once"),
         (["--engine", "rey"], "unknown engine 'rey'; did you mean 'ray'?"),
-        (["--data", "nowhere"], "there is no CIFAR-100 in nowhere"),
+        (["--data", "nowhere"], "there is no CIFAR-100 in /"),
         (["--data", "nowhere"], "need it: give its folder with --data, or select other --tasks."),
         (["--resume"], "holds no grid"),
     ],

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from flexact import FlexActError, FlexConfig, Schedule, convert
+from flexact import FlexConfig, Schedule, convert
 from flexact.routing.sites import sites_of
+from flexact.studies.cifar_data.data import Images, load
 from flexact.studies.picks.task import Task
 from flexact.studies.picks.tasks import TASKS, cifar, gpt, parts, physics, regression
 from flexact.studies.picks.train import Setting
@@ -21,11 +22,11 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory, write_cifar: Callable[..., Path]) -> Path:
+def data(tmp_path_factory: pytest.TempPathFactory, write_cifar: Callable[..., Path]) -> Images:
     """A small CIFAR-100."""
     folder = tmp_path_factory.mktemp("data")
     write_cifar(folder, "cifar100", train=100, test=20)
-    return folder
+    return load("cifar100", folder, partial=True)
 
 
 @pytest.fixture(params=list(TASKS))
@@ -37,11 +38,11 @@ def task(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Tas
     return TASKS[request.param]
 
 
-def settle(task: Task, data: Path, seed: int = 0) -> Setting:
-    return Setting(task, task.problem(0, CPU, data), seed, CPU, data, task.name)
+def settle(task: Task, data: Images, seed: int = 0) -> Setting:
+    return Setting(task, task.problem(0, CPU, data), seed, CPU, Path("unused"), task.name)
 
 
-def test_a_task_trains_its_plain_and_its_converted_network(task: Task, data: Path) -> None:
+def test_a_task_trains_its_plain_and_its_converted_network(task: Task, data: Images) -> None:
     setting = settle(task, data)
     problem, names = setting.problem, setting.sites
     assert len(names) >= 3
@@ -59,7 +60,7 @@ def test_a_task_trains_its_plain_and_its_converted_network(task: Task, data: Pat
     assert math.isfinite(training.evaluate(problem.score))
 
 
-def test_the_first_candidate_is_the_networks_own_activation(task: Task, data: Path) -> None:
+def test_the_first_candidate_is_the_networks_own_activation(task: Task, data: Images) -> None:
     setting = settle(task, data)
     network, replaced = setting.network(), setting.plain(setting.everywhere(task.original), 1).network
     for name in setting.sites:
@@ -67,7 +68,7 @@ def test_the_first_candidate_is_the_networks_own_activation(task: Task, data: Pa
     assert len(set(task.candidates)) == len(task.candidates) >= 4
 
 
-def test_a_seed_decides_the_weights_and_the_order_of_the_data(task: Task, data: Path) -> None:
+def test_a_seed_decides_the_weights_and_the_order_of_the_data(task: Task, data: Images) -> None:
     problem = task.problem(0, CPU, data)
     first, again, other = (next(settle(task, data, seed).network().parameters()) for seed in (0, 0, 1))
     assert torch.equal(first, again)
@@ -123,10 +124,3 @@ def test_epochs_see_every_item_once_before_any_twice() -> None:
     assert order.shape == (6, 5)
     for start in (0, 2, 4):
         assert sorted(order[start : start + 2].flatten().tolist()) == list(range(10))
-
-
-def test_an_unknown_optimizer_is_refused_with_the_known_ones() -> None:
-    task = dataclasses.replace(TASKS["tabular"], optimizer="lion")
-    groups = [{"params": [torch.zeros(1, requires_grad=True)]}]
-    with pytest.raises(FlexActError, match="optimizer of task 'tabular' is 'lion'; expected one of: adamw, sgd"):
-        task.make_optimizer(groups, torch.tensor(0.1), CPU)

@@ -18,7 +18,6 @@ def cifar(
     grid: shared.GridCommand,
     budget: Annotated[str | None, typer.Option(help="paper (200 epochs) or short (30).", show_default="paper")] = None,
     data: shared.Data = None,
-    partial: shared.Partial = False,
 ) -> None:
     """CIFAR with ResNets: a grid of data sets, models, methods and seeds. Every cell is a run that can be resumed."""
     from flexact.studies.cifar.study import Store
@@ -31,4 +30,4 @@ def cifar(
                 "one of the two."
             )
         grid = replace(grid, settings=grid.settings | {"epochs": BUDGETS[budget]})
-    grid.carry_out(Store(grid.out), data, partial)
+    grid.carry_out(Store(grid.out), data)

@@ -60,9 +60,8 @@ class Protocol(PickingProtocol):
     width: Annotated[int, Setting("Channels of the first stage.")] = 64
     evaluate_every: int = 5
     """Epochs between two evaluations; the last epoch is always evaluated."""
-    checkpoint_minutes: Annotated[
-        float, Setting("Minutes between checkpoints; 0 for one after every epoch.", at_least=0.0)
-    ] = 1.0
+    partial: Annotated[bool, Setting("Accept data sets with fewer images than the official ones.")] = False
+    checkpoint_minutes: Annotated[float, Setting("Minutes between checkpoints; 0 for one after every epoch.")] = 1.0
 
     OWN_CANDIDATES: ClassVar[Mapping[str, tuple[str, ...]]] = {"default": RECTIFIERS, "paper": PAPER_CANDIDATES}
 
@@ -83,32 +82,20 @@ class Grid(Choices):
     ['cifar10-resnet18-relu-3', 'cifar10-resnet18-relu-4']
     """
 
-    datasets: Annotated[tuple[str, ...], Setting("cifar10, cifar100, or both.", "both")] = NAMES
-    models: Annotated[tuple[str, ...], Setting("resnet18, resnet34, or both.", "resnet18")] = ("resnet18",)
+    datasets: Annotated[tuple[str, ...], Setting("cifar10, cifar100, or both.", "both", known=NAMES)] = NAMES
+    models: Annotated[tuple[str, ...], Setting("resnet18, resnet34, or both.", "resnet18", known=tuple(BLOCKS))] = (
+        "resnet18",
+    )
     methods: Annotated[
         tuple[str, ...],
         Setting(
             f"{', '.join(USUAL)}; or another candidate's name, such as elu, for that activation in all blocks.",
             f"the first {len(USUAL)}",
+            known=METHODS + FIXED,
         ),
     ] = USUAL
 
-    KNOWN: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "datasets": NAMES,
-        "models": tuple(BLOCKS),
-        "methods": METHODS + FIXED,
-    }
-
-    @property
-    def cells(self) -> list[Cell]:
-        """All cells, seed by seed, so that an interrupted grid has all methods for the first seeds."""
-        return [
-            Cell(dataset, model, method, seed)
-            for dataset in self.datasets
-            for model in self.models
-            for seed in self.each_seed
-            for method in self.methods
-        ]
+    CELL: ClassVar = Cell
 
 
 class Result(NamedTuple):
@@ -126,8 +113,10 @@ class Result(NamedTuple):
     epochs: int = 0
     seconds: float = 0.0
     step_ms: float = math.nan
+    """Training time per step of the final network: the median over its epochs, plus its share of picking; NaN if the
+    cell was trained on several devices, or shared one."""
     picks: str = ""
-    """Site and pick in order of depth, as "layer1.0=relu layer1.1=tanh"."""
+    """Site and pick in order of depth, as "layer1.0=relu layer1.1=tanh"; empty for methods that do not pick."""
     error: str = ""
     device: str = ""
     """Several, as "NVIDIA H200 + cpu", if a run was resumed on another device."""

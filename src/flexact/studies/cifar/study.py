@@ -15,18 +15,10 @@ from flexact.report.page import Section, markdown
 from flexact.studies.cifar.methods import FIXED, METHODS
 from flexact.studies.cifar.protocol import Cell, Grid, Protocol, Result
 from flexact.studies.cifar.table import in_order, table, title
-from flexact.studies.cifar.train import CHECKPOINT, train_cell
-from flexact.studies.cifar_data.data import load
+from flexact.studies.cifar.train import train_cell
+from flexact.studies.cifar_data.data import Images, load
+from flexact.studies.grid import report
 from flexact.studies.grid.cell_task import Curve, evaluated, read_curve
-from flexact.studies.grid.report import (
-    BASELINE_COLOUR,
-    FLEXACT_COLOUR,
-    PENULTIMATE_COLOUR,
-    finished,
-    histories_of,
-    mean_line,
-    selection,
-)
 from flexact.studies.grid.store import Store as GridStore
 from flexact.studies.grid.study import GridStudy
 
@@ -34,13 +26,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def _sha256(name: str, protocol: Protocol, folder: Path, partial: bool) -> str:
-    images = load(name, folder, partial)
+def _load(name: str, folder: Path, protocol: Protocol) -> Images:
+    images = load(name, folder, protocol.partial)
     if len(images.train_y) < protocol.batch:
         raise FlexActError(
             f"{name} has {len(images.train_y)} training images, fewer than one batch (--batch {protocol.batch})."
         )
-    return images.sha256
+    return images
 
 
 STUDY = GridStudy(
@@ -51,17 +43,15 @@ STUDY = GridStudy(
     row=Result,
     table=table,
     train=train_cell,
-    load=load,
-    sha256=_sha256,
-    told=lambda row: f"{row.accuracy:.2f} %",
-    checkpoint=CHECKPOINT,
+    load=_load,
+    summary=lambda row: f"{row.accuracy:.2f} %",
 )
-Store = functools.partial(GridStore[Result], study=STUDY)
+Store = functools.partial(GridStore, study=STUDY)
 """The folder of one grid."""
 
 
 _RIVALS = ("#e69f00", "#009e73", "#cc79a7", "#666666", "#7a3d1f", "#1e002d")
-_IN_ORDER = (BASELINE_COLOUR, *_RIVALS, PENULTIMATE_COLOUR, FLEXACT_COLOUR)
+_IN_ORDER = (report.BASELINE_COLOUR, *_RIVALS, report.PENULTIMATE_COLOUR, report.FLEXACT_COLOUR)
 COLOURS = dict(zip(METHODS, _IN_ORDER, strict=True)) | candidate_colours(FIXED)
 """The colour of each method in all figures; a fixed activation has the colour of its candidate."""
 DASHES = dict.fromkeys(METHODS[1:-2], "--") | dict.fromkeys(FIXED, ":")
@@ -106,18 +96,17 @@ def _draw_accuracies(ax: Axes, curves: dict[Cell, dict[int, float]], first: int)
         ]
         if any(own):
             width = 2.2 if method.startswith("flexact") else 1.4
-            mean_line(ax, title(method), own, COLOURS[method], DASHES.get(method, "-"), width)
+            report.mean_line(ax, title(method), own, COLOURS[method], DASHES.get(method, "-"), width)
     ax.set(xlabel="epoch", ylabel="accuracy in %")
 
 
 def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
     """Accuracy and selection by depth of the cells that are done."""
     store = Store(folder)
-    done = finished(store)
     curves = {cell: curve for cell in store.asked() if (curve := read_curve(store.cell_folder(cell)))}
     figure = accuracy_curves(curves)
     accuracy = Section("Accuracy and cost", markdown(store.table()), [] if figure is None else [figure])
-    return [accuracy, *selection(histories_of(store), done, _title)]
+    return [accuracy, *report.selection(report.histories_of(store), _title)]
 
 
 def _title(cell: Cell) -> str:

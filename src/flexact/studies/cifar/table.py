@@ -9,6 +9,7 @@ from flexact.studies.cifar.methods import BASELINE, USUAL
 from flexact.studies.cifar.protocol import Cell, Protocol, Result
 from flexact.studies.cifar_data.data import NAMES
 from flexact.studies.cifar_resnets import BLOCKS
+from flexact.studies.grid import status
 from flexact.studies.grid.statistics import (
     Comparison,
     by_method,
@@ -19,8 +20,7 @@ from flexact.studies.grid.statistics import (
     spread,
     step_costs,
 )
-from flexact.studies.grid.status import not_done, several_devices
-from flexact.studies.grid.store import DONE
+from flexact.studies.grid.study import DONE
 
 CIFAR_EPOCHS = 200
 
@@ -117,7 +117,7 @@ def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) 
     if done:
         methods = list(dict.fromkeys(methods))
         parts.append(step_costs(done, methods, lambda row: f"{title(row.model)}, {title(row.dataset)}", title))
-    return "\n\n".join([*parts, *several_devices(results), *not_done(results, asked)]) + "\n"
+    return "\n\n".join([*parts, *status.notes(results, asked)]) + "\n"
 
 
 def _row(

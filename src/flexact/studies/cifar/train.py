@@ -25,13 +25,13 @@ from flexact.errors import FlexActError, missing_extra
 from flexact.io.atomic_files import write_rows, write_whole
 from flexact.routing.sites import sites_of
 from flexact.studies.cifar.methods import build, picking_sites
-from flexact.studies.cifar.protocol import Cell, Protocol
+from flexact.studies.cifar.protocol import Cell, Protocol, Result
 from flexact.studies.cifar.training import Training, deterministic
 from flexact.studies.cifar_data.augment import normalised
 from flexact.studies.cifar_data.data import Images
-from flexact.studies.cuda_graph import study_stream
-from flexact.studies.device_lock import DEVICE, wait
+from flexact.studies.cuda_graph import DEVICE, study_stream, wait
 from flexact.studies.grid.cell_task import CURVE, Stopped
+from flexact.studies.grid.study import DONE, picks_column
 
 CHECKPOINT, HISTORY, NETWORK = "checkpoint.pt", "history.jsonl", "network.safetensors"
 WAIT_EVERY = 20
@@ -57,25 +57,6 @@ class Epoch(NamedTuple):
     """Milliseconds per step, without evaluations and checkpoints."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a cell: its columns of results.csv."""
-
-    accuracy: float
-    """In percent, of the extracted network on the test images."""
-    loss: float
-    """The loss of the last epoch."""
-    epochs: int
-    seconds: float
-    step_ms: float
-    """Training time per step of the final network: the median over its epochs, plus its share of picking; NaN if the
-    cell was trained on several devices."""
-    picks: dict[str, str]
-    """By site, in depth order; empty for methods that do not pick."""
-    device: str
-    """Several, as "NVIDIA H200 + cpu", if a run was resumed on another device."""
-
-
 def train_cell(
     cell: Cell,
     protocol: Protocol,
@@ -83,14 +64,14 @@ def train_cell(
     folder: Path,
     device: torch.device,
     stop: Callable[[], bool] = lambda: False,
-) -> Outcome:
+) -> Result:
     """Train a cell, or resume it from the checkpoint in its folder; bit-identical on the same device.
 
     stop: called before each step; once it returns True, a checkpoint is written and `Stopped` raised.
     """
     try:
         with DEVICE, study_stream(device):
-            return _CellRun(cell, protocol, images.to(device), folder, device, stop).outcome()
+            return _CellRun(cell, protocol, images.to(device), folder, device, stop).result()
     finally:
         gc.collect()  # a CUDA graph is part of a reference cycle, which holds its memory
 
@@ -119,7 +100,7 @@ class _CellRun:
         self._write_curve()
         self.started = self.saved = time.monotonic()
 
-    def outcome(self) -> Outcome:
+    def result(self) -> Result:
         """Train the cell to its end, and return the result."""
         recorder = self._recorder() if picking_sites(self.training.network) else None
         try:
@@ -202,7 +183,7 @@ class _CellRun:
         wait(self.device)
         return 100 * right.item() / len(images.test_y)
 
-    def _finish(self) -> Outcome:
+    def _finish(self) -> Result:
         """Save the extracted network, and return the result."""
         network, steps = self.training.network, self.training.network_steps
         step_ms = statistics.median(line.step_ms for line in self.curve)
@@ -217,13 +198,16 @@ class _CellRun:
         weights = {name: one.cpu().contiguous() for name, one in extracted(network).state_dict().items()}
         write_whole(self.folder / NETWORK, save(weights))
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
-        return Outcome(
+        picks = {row.key: str(row.pick) for row in (selection(network) if picking else ()) if row.site in picking}
+        return Result(
+            **self.cell.to_dict(),
+            state=DONE,
             accuracy=self.curve[-1].test_accuracy or 0.0,
             loss=self.curve[-1].loss,
             epochs=len(self.curve),
             seconds=self._seconds(),
             step_ms=step_ms if len(self.devices) == 1 else math.nan,
-            picks={row.key: str(row.pick) for row in (selection(network) if picking else ()) if row.site in picking},
+            picks=picks_column(picks),
             device=" + ".join(self.devices),
         )
 

@@ -1,7 +1,6 @@
 """One training step: augment, forward, loss, backward, the policy's work on the logits, and the optimizer's step.
 
-On a GPU the whole step is one CUDA graph; on a CPU the same code runs eagerly. What changes between steps (images,
-crops, learning rate, the values that the Schedule sets) is read from fixed memory. The Schedule's own step runs on the
+On a GPU the whole step is one CUDA graph; on a CPU the same code runs eagerly. The Schedule's own step runs on the
 host, outside of the graph; if it drops candidates, the kernels change, and the graph is captured again.
 
 If the policy rewinds, a network is trained for the protocol's epochs after the rewind, on top of the picking. Learning
@@ -23,8 +22,7 @@ from flexact.studies.cifar.methods import optimizer_groups, picking_sites
 from flexact.studies.cifar.protocol import Protocol
 from flexact.studies.cifar_data.augment import augmented, epoch_draws
 from flexact.studies.cifar_data.data import Images
-from flexact.studies.cuda_graph import GraphedTraining, autocast
-from flexact.studies.device_lock import wait
+from flexact.studies.cuda_graph import GraphedTraining, autocast, wait
 from flexact.studies.named_seeds import generator_of
 
 
@@ -35,30 +33,24 @@ class Training(GraphedTraining):
     """
 
     def __init__(self, network: nn.Module, images: Images, protocol: Protocol, seed: int, device: torch.device) -> None:
-        super().__init__(network.train(), device)
-        self.images, self.protocol, self.seed = images, protocol, seed
+        self.images, self.protocol = images, protocol
         self.steps_per_epoch = len(images.train_y) // protocol.batch
         """An incomplete last batch of an epoch is dropped."""
         self.network_steps = protocol.epochs * self.steps_per_epoch
         """The number of steps that train the final network."""
+        super().__init__(network, device, self._steps(seed), [self.lr(step) for step in range(self.network_steps)])
         self.steps_done = 0
         """The number of steps of the whole run, picking included."""
-        # A captured graph reads the learning rate from a tensor; only the fused SGD does so without synchronizing.
-        self._lr = torch.full((), protocol.lr, device=device)
         self.optimizer = torch.optim.SGD(
             optimizer_groups(network, protocol.weight_decay),
             lr=self._lr,
             momentum=protocol.momentum,
-            fused=True,
+            fused=True,  # the only SGD that reads its learning rate on the device without synchronizing
         )
         if picking_sites(network):
             self.schedule = Schedule(network, optimizer=self.optimizer, network_steps=self.network_steps)
         self.total_steps = self.network_steps if self.schedule is None else self.schedule.total_steps
-        self._order = torch.zeros(self.steps_per_epoch, protocol.batch, dtype=torch.int64, device=device)
-        self._draws = torch.zeros_like(self._order)
-        self._position = torch.zeros(1, dtype=torch.int64, device=device)
         self._totals = torch.zeros(3, dtype=torch.float64, device=device)
-        self._laid_out = -1
 
     @property
     def trained_steps(self) -> int:
@@ -82,13 +74,8 @@ class Training(GraphedTraining):
 
     def step(self) -> None:
         """Train for one step, without waiting for the device."""
-        place = self.trained_steps % self.network_steps
-        epoch, position = divmod(place, self.steps_per_epoch)
-        if position == 0:
+        if self.trained_steps % self.steps_per_epoch == 0:
             self._totals.zero_()
-        if position == 0 or epoch != self._laid_out:
-            self._load_epoch(epoch, position)
-        self._lr.fill_(self.lr(place))
         self.steps_done += 1
         super().step()
 
@@ -117,26 +104,24 @@ class Training(GraphedTraining):
         if self.schedule is not None:
             self.schedule.load_state_dict(state["schedule"])
         self._totals.copy_(state["totals"])
-        self.steps_done, self._laid_out = state["steps_done"], -1
+        self.steps_done = state["steps_done"]
+        self._place.fill_(self.trained_steps % self.network_steps)
         self._forget_graph()
 
     def autocast(self) -> torch.autocast:
         """bf16 on a GPU if the protocol has it."""
         return autocast(self.device, self.protocol.precision == "bf16")
 
-    def _load_epoch(self, epoch: int, position: int) -> None:
-        """Copy the order and the crops of an epoch's images to the device, and set the position to one of its steps."""
+    def _steps(self, seed: int) -> Tensor:
+        """The images and the crops of each step, (steps, 2, batch)."""
         used = self.steps_per_epoch * self.protocol.batch
-        order = epoch_order(len(self.images.train_y), self.seed, epoch)[:used]
-        self._order.copy_(order.view_as(self._order))
-        self._draws.copy_(epoch_draws(used, self.seed, epoch).view_as(self._draws))
-        self._position.fill_(position)
-        self._laid_out = epoch
+        orders = [epoch_order(len(self.images.train_y), seed, epoch)[:used] for epoch in range(self.protocol.epochs)]
+        draws = [epoch_draws(used, seed, epoch) for epoch in range(self.protocol.epochs)]
+        return torch.stack([torch.cat(one).view(-1, self.protocol.batch) for one in (orders, draws)], dim=1)
 
     def _work(self) -> None:
         images = self.images
-        chosen = self._order.index_select(0, self._position).squeeze(0)
-        drawn = self._draws.index_select(0, self._position).squeeze(0)
+        chosen, drawn = self._next_row()
         x = augmented(images.train_x.index_select(0, chosen), images.mean, images.std, drawn)
         y = images.train_y.index_select(0, chosen)
         with deterministic(self.device):
@@ -151,7 +136,6 @@ class Training(GraphedTraining):
         with torch.no_grad():
             right = (answers.argmax(1) == y).sum()
             self._totals += torch.stack([self.loss.double(), right.double(), torch.ones_like(self._totals[0])])
-            self._position += 1
 
 
 def deterministic(device: torch.device) -> AbstractContextManager[Any]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from torch import Tensor
 
 from flexact.io.markdown_tables import counted
+from flexact.io.value_checks import check_known
 
 
 def data(
@@ -24,9 +23,10 @@ def data(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing.")] = False,
 ) -> None:
     """Download the missing files of a data set, check it, and print its contents."""
-    from flexact.studies.cifar_data.data import SITE, download, layout_of, load
+    from flexact.studies.cifar_data.data import LAYOUTS, SITE, download, load
 
-    layout = layout_of(name)
+    check_known("data set", name, LAYOUTS)
+    layout = LAYOUTS[name]
     if not partial and layout.missing(folder):
         if not quiet and not (folder / layout.archive).is_file():
             print(f"downloading {layout.archive} from {SITE} to {folder}", file=sys.stderr)
@@ -35,19 +35,6 @@ def data(
     if quiet:
         return
     print(f"{layout.title} in {layout.place(folder)}")
-    print(f"train    {_counts(images.train_y, images.classes)}")
-    print(f"test     {_counts(images.test_y, images.classes)}")
+    print(f"train    {counted(len(images.train_y), 'image')}")
+    print(f"test     {counted(len(images.test_y), 'image')}")
     print(f"classes  {images.classes}")
-    for what, found, published in (("mean", images.mean, layout.mean), ("std", images.std, layout.std)):
-        print(f"{what:<8} {_shown(found.tolist())} (red, green, blue; published: {_shown(published)})")
-
-
-def _counts(labels: Tensor, classes: int) -> str:
-    """The number of images, and of images per class."""
-    counts = labels.bincount(minlength=classes)
-    least, most = int(counts.min()), int(counts.max())
-    return f"{counted(len(labels), 'image')}, {least:,}{'' if least == most else f' to {most:,}'} per class"
-
-
-def _shown(values: Sequence[float]) -> str:
-    return " ".join(f"{value:.4f}" for value in values)

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from flexact.errors import FlexActError
 from flexact.io.atomic_files import made_folder, write_whole
-from flexact.io.value_checks import check_known
 
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE
@@ -37,9 +36,6 @@ class Layout:
     test: dict[str, int]
     labels: tuple[int, ...]
     """The number of values of each label byte."""
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    """The published mean and standard deviation of the training images' channels."""
     archive: str
     archive_md5: str
 
@@ -84,8 +80,6 @@ LAYOUTS: dict[str, Layout] = {
         train={f"data_batch_{number}.bin": 10_000 for number in range(1, 6)},
         test={"test_batch.bin": 10_000},
         labels=(10,),
-        mean=(0.4914, 0.4822, 0.4465),
-        std=(0.2470, 0.2435, 0.2616),
         archive="cifar-10-binary.tar.gz",
         archive_md5="c32a1d4ab5d03f1284b67883e8d87530",
     ),
@@ -96,24 +90,10 @@ LAYOUTS: dict[str, Layout] = {
         train={"train.bin": 50_000},
         test={"test.bin": 10_000},
         labels=(20, 100),
-        mean=(0.5071, 0.4865, 0.4409),
-        std=(0.2673, 0.2564, 0.2762),
         archive="cifar-100-binary.tar.gz",
         archive_md5="03b5dce01913d631647c71ecec9e9cb8",
     ),
 }
-
-
-def layout_of(name: str) -> Layout:
-    """The layout of a data set by its name.
-
-    >>> layout_of("cifar-10")
-    Traceback (most recent call last):
-    ...
-    flexact.errors.FlexActError: unknown data set 'cifar-10'; did you mean 'cifar10'? Known: cifar10, cifar100.
-    """
-    check_known("data set", name, LAYOUTS)
-    return LAYOUTS[name]
 
 
 SITE = "https://www.cs.toronto.edu/~kriz/"
@@ -127,7 +107,7 @@ def download(name: str, folder: Path, progress: bool = False) -> Path:
     atomically, and existing files are kept. If the archive is in the folder already, it is used after the same check.
     progress: whether to show a bar.
     """
-    layout, folder = layout_of(name), Path(folder)
+    layout, folder = LAYOUTS[name], Path(folder)
     place, archive = layout.place(folder), folder / layout.archive
     try:
         with made_folder(folder), tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as scratch:
@@ -197,7 +177,7 @@ def load(name: str, folder: Path, partial: bool = False) -> Images:
 
     partial: whether a file may have fewer records than the official one, but at least one.
     """
-    layout, folder = layout_of(name), Path(folder)
+    layout, folder = LAYOUTS[name], Path(folder)
     place = layout.place(folder)
     if missing := layout.missing(folder):
         raise FlexActError(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from flexact.candidates.registry import ORIGINAL
 from flexact.config import FlexConfig
@@ -62,13 +62,8 @@ class Grid(Choices):
             "original, fixed, flexact, flexact-alone",
         ),
     ] = USUAL
+    """Any names: `methods_of` checks them, and a candidate may be registered in another process only."""
     seeds: Annotated[int, Setting("Number of seeds.")] = field(default=5, kw_only=True)
-
-    KNOWN: ClassVar[Mapping[str, tuple[str, ...]]] = {"methods": ()}
-
-    def known(self, kind: str) -> tuple[str, ...]:
-        """Any names: `methods_of` checks them, and a candidate may be registered in another process only."""
-        return self.methods
 
     @property
     def cells(self) -> list[Cell]:

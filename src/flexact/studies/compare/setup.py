@@ -117,10 +117,10 @@ def _picks_first(engine: Engine) -> Engine:
     """The engine for parallel runs: runs that need the picks of other runs start after all others have ended.
     If one runs at a time, the order of the cells is enough."""
 
-    def run(tasks: Sequence[Task], ended: Callable[[Task, Answer], None], beat: Callable[[], bool]) -> None:
+    def run(tasks: Sequence[Task], ended: Callable[[Task, Answer], None], has_to_stop: Callable[[], bool]) -> None:
         for alone in (False, True):
             part = [task for task in tasks if (task.cell.method == ALONE) is alone]
-            if part and not beat():
-                engine(part, ended, beat)
+            if part and not has_to_stop():
+                engine(part, ended, has_to_stop)
 
     return run

@@ -20,11 +20,6 @@ from flexact.studies.grid.report import FLEXACT_COLOUR, finished, mean_line
 from flexact.studies.grid.store import Store as GridStore
 from flexact.studies.grid.study import GridStudy, candidate_of
 
-
-def _no_data(name: str, folder: Path, partial: bool) -> None:
-    """`train` reads its own data."""
-
-
 STUDY = GridStudy(
     name="compare",
     title="Comparison with fixed activations",
@@ -34,13 +29,11 @@ STUDY = GridStudy(
     row=Result,
     table=table,
     train=train_cell,  # to which `compare` adds the user's functions
-    load=_no_data,
-    sha256=lambda name, protocol, folder, partial: None,
-    told=lambda row: f"{row.score:.4g}",
+    summary=lambda row: f"{row.score:.4g}",
 )
 
 
-Store = functools.partial(GridStore[Result], study=STUDY)
+Store = functools.partial(GridStore, study=STUDY)
 """The folder of one comparison, for reading."""
 
 _OWN_COLOURS = {ORIGINAL: INK, FLEXACT: FLEXACT_COLOUR, ALONE: "#e69f00"}
@@ -78,7 +71,7 @@ def paired_differences(done: Sequence[Result]) -> Picture | None:
 
 
 @style()
-def learning_curves(store: GridStore[Result], done: Sequence[Result]) -> Picture | None:
+def learning_curves(store: GridStore, done: Sequence[Result]) -> Picture | None:
     """The mean score over the evaluations of each method, if `train` yields scores."""
     curves: dict[str, list[dict[int, float]]] = {}
     for row in done:

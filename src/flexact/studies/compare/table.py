@@ -11,6 +11,7 @@ from statistics import fmean, median
 from flexact.candidates.registry import ORIGINAL
 from flexact.io.markdown_tables import counted, markdown
 from flexact.studies.compare.protocol import FLEXACT, Cell, Protocol, Result
+from flexact.studies.grid import status
 from flexact.studies.grid.statistics import (
     Comparison,
     by_method,
@@ -21,9 +22,7 @@ from flexact.studies.grid.statistics import (
     spread,
     times,
 )
-from flexact.studies.grid.status import not_done, several_devices
-from flexact.studies.grid.store import DONE
-from flexact.studies.grid.study import picked
+from flexact.studies.grid.study import DONE, picked
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ def table(rows: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) -> 
         if row.note:
             notes.setdefault(row.note, []).append(row.cell.name)
     parts += [f"Note on {', '.join(cells)}: {note}." for note, cells in notes.items()]
-    return "\n\n".join(parts + several_devices(rows) + not_done(rows, asked)) + "\n"
+    return "\n\n".join(parts + status.notes(rows, asked)) + "\n"
 
 
 def decimals_of(found: Sequence[Summary]) -> int:

@@ -10,9 +10,9 @@ import time
 import traceback
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,10 @@ from flexact.io.atomic_files import write_rows, write_whole
 from flexact.policy.schedule import Schedule
 from flexact.routing.sites import sites_of
 from flexact.studies.compare.functions import Functions
-from flexact.studies.compare.protocol import FLEXACT, Cell, Protocol
+from flexact.studies.compare.protocol import FLEXACT, Cell, Protocol, Result
 from flexact.studies.compare.setup import digest, network, seeded
 from flexact.studies.grid.cell_task import CURVE, OUTCOME
-from flexact.studies.grid.study import candidate_of, picked
+from flexact.studies.grid.study import DONE, candidate_of, picked, picks_column
 from flexact.surgery.convert import convert
 from flexact.surgery.picks_file import load_picks
 
@@ -108,16 +108,6 @@ class ScheduleMaker:
         return picks, [*self._warnings, *early]
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a cell, as in `Result`."""
-
-    score: float
-    seconds: float
-    picks: Mapping[str, str]
-    note: str = ""
-
-
 def train_cell(
     functions: Functions,
     cell: Cell,
@@ -126,7 +116,7 @@ def train_cell(
     folder: Path,
     device: torch.device,
     stop: Callable[[], bool],
-) -> Outcome:
+) -> Result:
     """Train a cell with the user's functions."""
     for name in (TRACEBACK, CURVE):  # of an earlier attempt
         (folder / name).unlink(missing_ok=True)
@@ -151,9 +141,9 @@ def train_cell(
         write_rows(folder / CURVE, [{"epoch": i, "score": score} for i, score in enumerate(curve, start=1)])
     if schedule is None:
         shown = {} if candidate_of(cell.method) else picks  # the name of a fixed method has them
-        return Outcome(curve[-1], seconds, shown)
+        return Result(cell.method, cell.seed, DONE, curve[-1], seconds, picks_column(shown))
     picks, notes = schedule.picks_and_notes()
-    return Outcome(curve[-1], seconds, picks, "; ".join(notes))
+    return Result(cell.method, cell.seed, DONE, curve[-1], seconds, picks_column(picks), "; ".join(notes))
 
 
 @cache

@@ -78,15 +78,10 @@ def _downloaded(name: str) -> Path:
 
 @cache
 def check_encoder(folder: str, length: int) -> None:
-    """Raise if an encoder has no padding token, or cannot read rows of up to `length` tokens."""
+    """Raise if an encoder cannot be read, or cannot read rows of up to `length` tokens."""
     with _naming(folder, "a classifier"):
         config = transformers_package().AutoConfig.from_pretrained(folder, local_files_only=True)
     tokenizer = tokenizer_of(folder)
-    if tokenizer.pad_token_id is None:
-        raise FlexActError(
-            f"the tokenizer in {folder} has no padding token. Give it one (such as tokenizer.pad_token = "
-            "tokenizer.eos_token), save it there with tokenizer.save_pretrained, and set pad_token_id in config.json."
-        )
     special = tokenizer.num_special_tokens_to_add(pair=True)
     positions = min(getattr(config, "max_position_embeddings", None) or sys.maxsize, tokenizer.model_max_length)
     longest = int(positions) // MULTIPLE * MULTIPLE

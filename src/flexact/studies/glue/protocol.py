@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from flexact.config import FlexConfig
-from flexact.io.value_checks import check_known, check_seed
 from flexact.studies.glue.data import TASKS, USUAL
 from flexact.studies.grid.study import Choices, GridCell, PickingProtocol, Setting
 
@@ -39,11 +38,6 @@ class Cell(GridCell):
     task: str
     method: str
     seed: int
-
-    def __post_init__(self) -> None:
-        check_known("task", self.task, TASKS)
-        check_known("method", self.method, METHODS)
-        check_seed(self.seed)
 
     @property
     def data_name(self) -> str:
@@ -81,7 +75,7 @@ class Protocol(PickingProtocol):
     """The fraction of the steps in which the learning rate rises."""
     weight_decay: float = 0.01
     length: Annotated[int, Setting("Maximum tokens per row; longer rows are truncated.")] = 128
-    limit: Annotated[int | None, Setting("Use only the first N rows of each file.", "all", at_least=1)] = None
+    limit: Annotated[int | None, Setting("Use only the first N rows of each file.", "all")] = None
     from_scratch: Annotated[
         bool,
         Setting("Train a small encoder from random weights; only the tokenizer and the type are those of the model."),
@@ -107,15 +101,10 @@ class Grid(Choices):
     ['rte-fixed-0', 'rte-flexact-all-0']
     """
 
-    tasks: Annotated[tuple[str, ...], Setting("cola, mrpc, stsb, qnli, rte, wnli.", "all but qnli")] = USUAL
-    methods: Annotated[tuple[str, ...], Setting(f"{', '.join(METHODS)}.", "all")] = METHODS
+    tasks: Annotated[tuple[str, ...], Setting(f"{', '.join(TASKS)}.", "all but qnli", known=tuple(TASKS))] = USUAL
+    methods: Annotated[tuple[str, ...], Setting(f"{', '.join(METHODS)}.", "all", known=METHODS)] = METHODS
 
-    KNOWN: ClassVar[Mapping[str, tuple[str, ...]]] = {"tasks": tuple(TASKS), "methods": METHODS}
-
-    @property
-    def cells(self) -> list[Cell]:
-        """All cells, seed by seed, so that an interrupted grid has all tasks and methods for the first seeds."""
-        return [Cell(task, method, seed) for seed in self.each_seed for task in self.tasks for method in self.methods]
+    CELL: ClassVar = Cell
 
 
 class Result(NamedTuple):

@@ -17,38 +17,21 @@ from flexact.studies.glue.data import TASKS, TextData, check_rows, load
 from flexact.studies.glue.encoder import check_encoder
 from flexact.studies.glue.protocol import METHODS, Cell, Grid, Protocol, Result
 from flexact.studies.glue.table import TITLES, columns_of, heading, scores, table
-from flexact.studies.glue.train import Outcome, train_cell
-from flexact.studies.grid.report import (
-    BASELINE_COLOUR,
-    FLEXACT_COLOUR,
-    PENULTIMATE_COLOUR,
-    finished,
-    histories_of,
-    selection,
-)
+from flexact.studies.glue.train import train_cell
+from flexact.studies.grid import report
 from flexact.studies.grid.store import Store as GridStore
-from flexact.studies.grid.study import GridStudy, picks_column
-
-
-def figures(outcome: Outcome) -> dict[str, Any]:
-    """The columns of results.csv from an outcome."""
-    others = {name: value for name, value in vars(outcome).items() if name != "metrics"}
-    return {**outcome.metrics, **others, "picks": picks_column(outcome.picks)}
+from flexact.studies.grid.study import GridStudy
 
 
 def _summary(row: Result) -> str:
     return ", ".join(f"{name} {'-' if math.isnan(value) else f'{value:.2f}'}" for name, value in row.metrics.items())
 
 
-def _load(name: str, folder: Path, partial: bool) -> TextData:
-    return load(name, folder)
-
-
-def _sha256(name: str, protocol: Protocol, folder: Path, partial: bool) -> str:
-    data = load(name, folder)
-    check_rows(data.first(protocol.limit))
+def _load(name: str, folder: Path, protocol: Protocol) -> TextData:
+    data = load(name, folder).first(protocol.limit)
+    check_rows(data)
     check_encoder(protocol.folder, protocol.length)
-    return data.sha256
+    return data
 
 
 STUDY = GridStudy(
@@ -60,27 +43,25 @@ STUDY = GridStudy(
     table=table,
     train=train_cell,
     load=_load,
-    figures=figures,
-    sha256=_sha256,
-    told=_summary,
+    summary=_summary,
     data=Path("data/glue"),
     operational=("keep", "folder"),
 )
-Store = functools.partial(GridStore[Result], study=STUDY)
+Store = functools.partial(GridStore, study=STUDY)
 """The folder of one grid."""
 
 
-COLOURS = dict(zip(METHODS, (BASELINE_COLOUR, PENULTIMATE_COLOUR, FLEXACT_COLOUR), strict=True))
+COLOURS = dict(zip(METHODS, (report.BASELINE_COLOUR, report.PENULTIMATE_COLOUR, report.FLEXACT_COLOUR), strict=True))
 
 
 def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
     """Metrics and selection by depth of the cells that are done."""
     store = Store(folder)
-    done = finished(store)
+    done = report.finished(store)
     bars = _metrics(done)
     body = markdown(store.table(), muted=PAPERS_ROW)
     metrics = Section("Metrics and cost", body, [] if bars is None else [bars])
-    return [metrics, *selection(histories_of(store), done, _title)]
+    return [metrics, *report.selection(report.histories_of(store), _title)]
 
 
 @style()

@@ -9,6 +9,7 @@ from statistics import fmean
 from flexact.io.markdown_tables import PAPERS_ROW, counted, markdown
 from flexact.studies.glue.data import OF_DEV, OFFICIAL, TASKS
 from flexact.studies.glue.protocol import BASELINE, METHODS, Cell, Protocol, Result
+from flexact.studies.grid import status
 from flexact.studies.grid.statistics import (
     LEVEL,
     Comparison,
@@ -21,8 +22,7 @@ from flexact.studies.grid.statistics import (
     spread,
     step_costs,
 )
-from flexact.studies.grid.status import not_done, several_devices
-from flexact.studies.grid.store import DONE
+from flexact.studies.grid.study import DONE
 
 COLUMNS = [(name, metric) for name, task in TASKS.items() for metric in task.metrics]
 """Each task with each of its metrics, in the paper's order."""
@@ -95,7 +95,7 @@ def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) 
         parts += [_metrics(done, methods, protocol), _gains(done, methods), *_statistics(done, methods)]
         ordered = [BASELINE, *(method for method in methods if method != BASELINE)]
         parts.append(step_costs(done, ordered, lambda row: TASKS[row.task].title, lambda method: TITLES[method]))
-    parts += several_devices(results) + not_done(results, asked)
+    parts += status.notes(results, asked)
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

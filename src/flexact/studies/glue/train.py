@@ -7,8 +7,8 @@ import os
 import statistics
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,21 +17,9 @@ from flexact.errors import FlexActError
 from flexact.io.atomic_files import write_rows
 from flexact.studies.glue.data import TextData, measured
 from flexact.studies.glue.encoder import build, encoded, transformers_package
-from flexact.studies.glue.protocol import PLACEMENTS, Cell, Protocol
+from flexact.studies.glue.protocol import PLACEMENTS, Cell, Protocol, Result
 from flexact.studies.grid.cell_task import CURVE
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a cell, as in `Result`."""
-
-    metrics: dict[str, float]
-    split: str
-    loss: float
-    epochs: int
-    seconds: float
-    step_ms: float
-    picks: dict[str, str]
+from flexact.studies.grid.study import DONE, picks_column
 
 
 def train_cell(
@@ -41,7 +29,7 @@ def train_cell(
     folder: Path,
     device: torch.device,
     stop: Callable[[], bool] = lambda: False,
-) -> Outcome:
+) -> Result:
     """Train a cell.
 
     stop: called after each step; once it returns True, `Stopped` is raised.
@@ -52,7 +40,6 @@ def train_cell(
     from flexact.integrations.transformers import FlexActCallback
     from flexact.studies.glue.trainer import CellCallback, trainer_for
 
-    data = data.first(protocol.limit)
     train, dev = encoded(data, protocol.folder, protocol.length)
     network = build(protocol.folder, data.task, cell.seed, protocol.from_scratch)
     picks = cell.method in PLACEMENTS
@@ -75,17 +62,19 @@ def train_cell(
         raise FlexActError(
             f"the loss of the last epoch is {loss}, or a weight is not finite. Try a smaller --lr, with another --out."
         )
-    outcome = Outcome(
-        metrics=measured(data.task, found.predictions, found.label_ids),
+    metrics: dict[str, Any] = measured(data.task, found.predictions, found.label_ids)
+    curve[-1]["score"] = statistics.fmean(metrics.values())
+    write_rows(folder / CURVE, curve)
+    if protocol.keep:
+        trainer.save_model(str(folder / "model"))
+    return Result(
+        **cell.to_dict(),
+        state=DONE,
+        **metrics,
         split=data.split,
         loss=loss,
         epochs=protocol.epochs_of(cell.task),
         seconds=curve[-1]["seconds"],
         step_ms=statistics.fmean(line["step_ms"] for line in curve),
-        picks=callback.selection.leading if callback.selection is not None else {},
+        picks="" if callback.selection is None else picks_column(callback.selection.leading),
     )
-    curve[-1]["score"] = statistics.fmean(outcome.metrics.values())
-    write_rows(folder / CURVE, curve)
-    if protocol.keep:
-        trainer.save_model(str(folder / "model"))
-    return outcome

@@ -25,7 +25,7 @@ from flexact.studies.workers import Answer
 
 CURVE = "curve.csv"
 OUTCOME = "outcome.json"
-"""The columns of results.csv for a finished cell."""
+"""The columns of results.csv of a finished cell."""
 
 Curve = list[dict[str, Any]]
 """One dictionary per epoch, with its number and its values; a missing value is NaN."""
@@ -92,16 +92,13 @@ class Task:
     folder: Path
     """The cell's folder; on a cluster, every machine must see it under this path."""
     data: Path
+    """The folder of all data sets."""
     train: Train
-    load: Load
-    figures: Callable[[Any], dict[str, Any]]
-    """The columns of results.csv from an outcome."""
-    partial: bool = False
-    """Whether the data set may have fewer rows than the official one."""
+    load: Load | None
 
 
 Engine = Callable[[Sequence[Task], Callable[[Task, Answer], None], Callable[[], bool]], None]
-"""(tasks, ended, beat): runs tasks as `workers.run_tasks` does."""
+"""(tasks, ended, has_to_stop): runs tasks as `workers.run_tasks` does."""
 
 
 def run_task(task: Task, device: str, stop: Callable[[], bool]) -> Answer:
@@ -112,16 +109,16 @@ def run_task(task: Task, device: str, stop: Callable[[], bool]) -> Answer:
         with locked(task.folder / LOCK, f"HOLDER is still running in {task.folder}; stop it.", PATIENCE):
             if (task.folder / OUTCOME).is_file():  # the grid was killed before it could write the result
                 return Answer("done", json.loads((task.folder / OUTCOME).read_bytes()))
-            data = loaded(task.load, task.cell.data_name, task.data, task.partial)
-            outcome = task.train(task.cell, task.protocol, data, task.folder, torch.device(device), stop=stop)
-            figures = {"device": name, **task.figures(outcome)}
-            write_whole(task.folder / OUTCOME, json.dumps(figures) + "\n")
-            return Answer("done", figures)
+            data = loaded(task.load, task.cell.data_name, task.data, task.protocol)
+            row = task.train(task.cell, task.protocol, data, task.folder, torch.device(device), stop=stop)
+            columns = row._asdict() | {"device": row.device or name}
+            write_whole(task.folder / OUTCOME, json.dumps(columns) + "\n")
+            return Answer("done", columns)
     except Exception as error:
         kind = "full" if disk_is_full(error) else "stopped" if stop() else "failed"
         words = " ".join(str(error).split())
         words = words if isinstance(error, FlexActError) else f"{type(error).__name__}: {words}"[:500]
-        return Answer(kind, error=words, device=name)
+        return Answer(kind, {"device": name}, words)
 
 
 def without_step_ms(answer: Answer) -> Answer:
@@ -135,13 +132,11 @@ def disk_is_full(error: BaseException | None) -> bool:
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return True
-        if "os error 28" in str(error):  # safetensors raises the errors of Rust
-            return True
         error = error.__cause__ or error.__context__
     return False
 
 
 @lru_cache(maxsize=2)
-def loaded(load: Load, name: str, folder: Path, partial: bool) -> Any:
-    """Load a data set. It is cached, because the cells of a worker share it."""
-    return load(name, folder, partial)
+def loaded(load: Load | None, name: str, folder: Path, protocol: Any) -> Any:
+    """Load a data set; None if it has no name. It is cached, because the cells of a worker share it."""
+    return load(name, folder, protocol) if load and name else None

@@ -8,17 +8,16 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
-from flexact.errors import FlexActError
 from flexact.io.markdown_tables import counted
 from flexact.io.result_folder import CONFIG, TABLE
-from flexact.studies.grid.store import FAILED, PARTIAL, PLACE, Store, data_of
-from flexact.studies.grid.study import Choices, GridProtocol, Setting
+from flexact.studies.grid.store import PLACE, Store, data_of
+from flexact.studies.grid.study import FAILED, Choices, GridProtocol, Setting, settings_of
 from flexact.studies.progress import Progress
 
 Names = list[str] | None
@@ -29,7 +28,6 @@ Data = Annotated[
         show_default="data; with --resume the grid's own",
     ),
 ]
-Partial = Annotated[bool, typer.Option("--partial", help="Accept data sets with fewer images than the official ones.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing.")]
 _KIND = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -69,7 +67,7 @@ class GridCommand:
     settings: dict[str, Any] = field(default_factory=dict)
     """The fields of its protocol that were given."""
 
-    def before(self, store: Store[Any]) -> dict[str, Any] | None:
+    def before(self, store: Store) -> dict[str, Any] | None:
         """config.json of the grid to resume, which provides the options that are not given; None for a new grid.
 
         With --status, print the state of the grid and exit.
@@ -79,14 +77,9 @@ class GridCommand:
 
             print(status.table(store))
             raise typer.Exit
-        if not (self.resume or self.retry_failed):
-            return None
-        found = store.config()
-        if not isinstance(found.get("protocol"), dict):
-            raise FlexActError(f"{store.folder / CONFIG} has no protocol; restore it, or start again with --overwrite.")
-        return found
+        return store.config() if self.resume or self.retry_failed else None
 
-    def carry_out(self, store: Store[Any], data: Path | None, partial: bool = False) -> None:
+    def carry_out(self, store: Store, data: Path | None) -> None:
         """Run a grid, write its table and build its page; see `reported`.
 
         Options that were not given are those of the grid to resume, or the defaults of the study.
@@ -94,18 +87,15 @@ class GridCommand:
         from flexact.studies.grid.engines import engine
         from flexact.studies.grid.run import run_and_report
 
-        study, before = store.study, self.before(store)
-        kind, settings = study.protocol, self.settings
-        protocol = kind(**settings) if before is None else kind.from_dict({**before["protocol"], **settings})
-        earlier = data_of(before or {})
+        study, before, settings = store.study, self.before(store), self.settings
+        protocol = study.protocol(**settings) if before is None else replace(store.protocol(), **settings)
         with self.reported(store):
             run_and_report(
                 store,
                 Progress(self.quiet, pieces="cells"),
                 grids=study.grid.asked_for(self.chosen, before),
                 protocol=protocol,
-                data=data or Path(earlier.get(PLACE, study.data)),
-                partial=partial or earlier[PARTIAL],
+                data=data or Path(data_of(before or {}).get(PLACE, study.data)),
                 engine=engine(self.engine, self.device, self.jobs, self.address),
                 resume=self.resume,
                 overwrite=self.overwrite,
@@ -113,7 +103,7 @@ class GridCommand:
             )
 
     @contextmanager
-    def reported(self, store: Store[Any]) -> Iterator[None]:
+    def reported(self, store: Store) -> Iterator[None]:
         """Print the table of the grid that the body runs, or how to resume it. Exits with an error if a cell failed."""
         from flexact.studies.grid.run import Stopped, page_of
 
@@ -180,10 +170,7 @@ def with_settings(options: type[Any]) -> Callable[[Callable[..., None]], Callabl
 def setting_options(kind: type[Any]) -> list[inspect.Parameter]:
     """The options for the fields of a dataclass with a `Setting`; an option that is not given is None, or False."""
     options = []
-    for name, hint in get_type_hints(kind, include_extras=True).items():
-        if get_origin(hint) is not Annotated:
-            continue
-        value, setting = get_args(hint)
+    for name, (value, setting) in settings_of(kind).items():
         shown = setting.default or str(getattr(kind, name))
         option = typer.Option(help=setting.help, min=setting.at_least, show_default=shown)
         given, default = value | None, None

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ class Threads:
 
     The kernels of small networks fill a small part of a GPU. Processes take turns on it; streams of one process share
     it. A study must support this: only one of its cells may capture a graph or allocate at a time
-    (`studies.device_lock`).
+    (`DEVICE` in `studies.cuda_graph`).
     """
 
     def __init__(self, device: str, size: int) -> None:
@@ -59,22 +60,31 @@ ENGINES = ("local", "streams", "ray")
 
 def engine(name: str, device: str | None, jobs: int | None, address: str | None = None) -> Engine:
     """An engine by its name: one process per device, or `jobs` processes that share the devices ("local"); `jobs`
-    threads that share one device ("streams"); or a Ray cluster."""
+    threads that share one device ("streams"); or a Ray cluster ("ray")."""
     check_known("engine", name, ENGINES)
     if name == "ray":
-        return ray_engine(device, jobs, address)
+        if find_spec("ray") is None:
+            raise missing_extra("ray", "ray")
+        if device not in (None, "cpu", "cuda"):
+            raise FlexActError(f"on a Ray cluster --device is cpu or cuda: Ray chooses the GPU; got {device!r}.")
+        return _engine(lambda tasks: Cluster(device, jobs or len(tasks), address))
     if address is not None:
         raise FlexActError("--address is the address of a Ray cluster; give it with --engine ray.")
     found = devices(device)
+    if name == "streams":
+        return _engine(lambda tasks: Threads(found[0], jobs or DEFAULT_JOBS), shares=True)
     assigned = [found[i % len(found)] for i in range(jobs or len(found))]
-    shares = name == "streams" or len(assigned) > len(set(assigned))
+    return _engine(lambda tasks: Pool(assigned, run_task), shares=len(assigned) > len(set(assigned)))
 
-    def run(tasks: Sequence[Task], ended: Callable[[Task, Answer], None], beat: Callable[[], bool]) -> None:
+
+def _engine(workers: Callable[[Sequence[Task]], Workers], shares: bool = False) -> Engine:
+    """An engine from a function that starts its workers. shares: whether cells share a device."""
+
+    def run(tasks: Sequence[Task], ended: Callable[[Task, Answer], None], has_to_stop: Callable[[], bool]) -> None:
         def kept(task: Task, answer: Answer) -> None:
             ended(task, without_step_ms(answer) if shares else answer)
 
-        workers: Workers = Threads(found[0], jobs or DEFAULT_JOBS) if name == "streams" else Pool(assigned, run_task)
-        run_tasks(workers, tasks, kept, beat)
+        run_tasks(workers(tasks), tasks, kept, has_to_stop)
 
     return run
 
@@ -106,45 +116,30 @@ STOP = "stop"
 """A file in a cell's folder that asks its run to stop."""
 
 
-def ray_engine(device: str | None, jobs: int | None, address: str | None) -> Engine:
-    """An engine that gives each task one GPU if the cluster has GPUs (or `device` asks for them), else one CPU.
+class Cluster:
+    """The `Workers` of the Ray engine. Each task has a GPU if the cluster has GPUs or `device` is "cuda".
 
     Ray retries the task of a worker that died, and the cell resumes from its last checkpoint; so all machines must see
     the grid's folder and the data under the same paths.
 
-    jobs: the maximum number of tasks at a time; by default, as many as the cluster has room for.
+    size: the maximum number of tasks at a time. The cluster may have room for fewer.
     """
-    try:
+
+    def __init__(self, device: str | None, size: int, address: str | None) -> None:
         import ray
-    except ImportError:
-        raise missing_extra("ray", "ray") from None
-    if device not in (None, "cpu", "cuda"):
-        raise FlexActError(f"on a Ray cluster --device is cpu or cuda: Ray chooses the GPU; got {device!r}.")
 
-    def run(tasks: Sequence[Task], ended: Callable[[Task, Answer], None], beat: Callable[[], bool]) -> None:
-        connected_here = not ray.is_initialized()
-        if connected_here:
+        self._connected_here = not ray.is_initialized()
+        if self._connected_here:
             _connect(ray, address)
-        try:
-            run_tasks(_Cluster(ray, device, jobs or len(tasks)), tasks, ended, beat)
-        finally:
-            if connected_here:
-                ray.shutdown()
-
-    return run
-
-
-class _Cluster:
-    """The `Workers` of the Ray engine."""
-
-    def __init__(self, ray: Any, device: str | None, size: int) -> None:
+        self._ray: Any = ray
+        self._running: dict[Future[Answer], Path] = {}
         gpus = float(ray.cluster_resources().get("GPU", 0.0))
         if device == "cuda" and gpus < 1:
+            self.close()
             raise FlexActError("the Ray cluster has no GPU; start a worker with one, or give --device cpu.")
         self.size = size
         self._device = device or ("cuda" if gpus >= 1 else "cpu")
-        self._remote = ray.remote(num_cpus=1, num_gpus=int(self._device == "cuda"), max_retries=RETRIES)(_work)
-        self._running: dict[Future[Answer], Path] = {}
+        self._remote: Any = ray.remote(num_cpus=1, num_gpus=int(self._device == "cuda"), max_retries=RETRIES)(_work)
 
     def submit(self, task: Task) -> Future[Answer]:
         (task.folder / STOP).unlink(missing_ok=True)
@@ -162,6 +157,8 @@ class _Cluster:
     def close(self) -> None:
         for folder in self._running.values():
             (folder / STOP).unlink(missing_ok=True)
+        if self._connected_here:
+            self._ray.shutdown()
 
 
 def _work(task: Task, device: str) -> Answer:

@@ -1,4 +1,4 @@
-"""Parts of any grid's page: mean lines over seeds, and the picks of each site during training and at the end."""
+"""Parts of any grid's page: mean lines over seeds, and the picks of each site with their evidence."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from flexact.observe.figures import drawing
 from flexact.observe.figures.drawing import Picture, style
 from flexact.observe.figures.history import pick_map
 from flexact.observe.figures.outcomes import by_site, outcomes
-from flexact.observe.html_tables import outcome_table, table
+from flexact.observe.html_tables import outcome_table
 from flexact.observe.selection_rows import alike
 from flexact.report.build import read_histories
 from flexact.report.page import Section
 from flexact.studies.grid.statistics import mean_and_deviation
-from flexact.studies.grid.store import DONE, R, Store
-from flexact.studies.grid.study import Row, picked
+from flexact.studies.grid.store import Store
+from flexact.studies.grid.study import DONE, Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,18 +55,6 @@ def selection_by_depth(kind: str, title: str, by_seed: Mapping[int, Records]) ->
     )
 
 
-def final_picks(done: Iterable[Row], title: Callable[[Any], str]) -> str:
-    """The picks by site and seed, one table per kind of run that picks."""
-    found = {row.cell: picked(row.picks) for row in done if row.picks}
-    tables = []
-    for cells in _kinds(found).values():
-        sites = dict.fromkeys(site for cell in cells for site in found[cell])
-        rows = [(site, *(found[cell].get(site, "-") for cell in cells)) for site in sites]
-        header = ("site", *(f"seed {cell.seed}" for cell in cells))
-        tables.append(f"<h3>Final picks: {title(cells[0])}</h3>\n" + table(header, rows))
-    return "\n".join(tables)
-
-
 def evidence(histories: Mapping[Any, Records], title: Callable[[Any], str]) -> str:
     """The evidence for each pick, one table per kind of run; sites that picked together share a row."""
     tables = []
@@ -91,19 +79,19 @@ def _kinds(cells: Iterable[Any]) -> dict[str, list[Any]]:
     return kinds
 
 
-def finished(store: Store[R]) -> list[R]:
+def finished(store: Store) -> list[Row]:
     """The rows of the cells that are done, in the order of the grid."""
     results = store.results()
     return [results[cell] for cell in store.asked() if cell in results and results[cell].state == DONE]
 
 
-def histories_of(store: Store[Any]) -> dict[Any, Records]:
+def histories_of(store: Store) -> dict[Any, Records]:
     """The history of each cell that has one."""
     found = {cell: read_histories(store.cell_folder(cell)) for cell in store.asked()}
     return {cell: next(iter(files.values())).records for cell, files in found.items() if files}
 
 
-def selection(histories: Mapping[Any, Records], done: Sequence[Row], title: Callable[[Any], str]) -> list[Section]:
+def selection(histories: Mapping[Any, Records], title: Callable[[Any], str]) -> list[Section]:
     """The section on the picks, if there are any. title: returns the title of a cell, without its seed."""
     if not histories:
         return []
@@ -111,5 +99,4 @@ def selection(histories: Mapping[Any, Records], done: Sequence[Row], title: Call
         selection_by_depth(kind, title(cells[0]), {cell.seed: histories[cell] for cell in cells})
         for kind, cells in _kinds(histories).items()
     ]
-    body = final_picks(done, title) + evidence(histories, title)
-    return [Section("What was picked, by depth", body, pictures)]
+    return [Section("What was picked, by depth", evidence(histories, title), pictures)]

@@ -5,9 +5,9 @@ A failed cell is recorded, and the grid continues. Only the process of the grid 
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,9 +20,9 @@ from flexact.io.atomic_files import write_whole
 from flexact.io.markdown_tables import counted
 from flexact.io.result_folder import REPORT, TABLE
 from flexact.report.build import build, missing_packages
-from flexact.studies.grid.cell_task import Engine, Task, disk_is_full, epochs_in
-from flexact.studies.grid.store import DIGESTS, DONE, FAILED, PARTIAL, PLACE, Store
-from flexact.studies.grid.study import LOCK, Choices, GridCell, GridProtocol
+from flexact.studies.grid.cell_task import Engine, Task, disk_is_full, loaded
+from flexact.studies.grid.store import DIGESTS, PLACE, Store
+from flexact.studies.grid.study import DONE, FAILED, Choices, GridProtocol
 from flexact.studies.progress import Progress
 from flexact.studies.provenance import provenance, run_config
 from flexact.studies.workers import Answer
@@ -37,13 +37,12 @@ class Stopped(FlexActError):
 
 
 def run(
-    store: Store[Any],
+    store: Store,
     grids: Sequence[Choices],
     protocol: GridProtocol,
     data: Path,
     engine: Engine,
     *,
-    partial: bool = False,
     resume: bool = False,
     overwrite: bool = False,
     retry_failed: bool = False,
@@ -52,7 +51,7 @@ def run(
     """Run the cells that are not done yet.
 
     grids: the grids to add; if empty, the cells that the folder already asks for are run.
-    partial: whether data sets may have fewer rows than the official ones.
+    data: the folder of all data sets.
     """
     resume, study, place = resume or retry_failed, store.study, Path(data).absolute()
     if resume:
@@ -61,29 +60,28 @@ def run(
     config = run_config(
         study.name,
         study.title,
-        grids=[grid.to_dict() for grid in grids],
+        grids=[dataclasses.asdict(grid) for grid in grids],
         protocol=protocol.to_dict(),
-        data={PARTIAL: partial, PLACE: str(place)},
+        data={PLACE: str(place)},
     )
-    work = (study.train, study.load, study.figures)
     with store.held():
         cells = study.asked(config if grids else store.config())
         before = store.results() if resume else {}
         left = [
-            Task(cell, protocol, store.cell_folder(cell).absolute(), place, *work, partial)
+            Task(cell, protocol, store.cell_folder(cell).absolute(), place, study.train, study.load)
             for cell in cells
             if cell not in before or (retry_failed and before[cell].state == FAILED)
         ]
         # The data is read before the folder is opened: if that fails, the folder is unchanged.
-        names = dict.fromkeys(task.cell.data_name for task in left)
-        digests = {name: study.sha256(name, protocol, Path(data), partial) for name in names}
-        config["data"] |= {DIGESTS: {name: digest for name, digest in digests.items() if digest is not None}}
+        loaded.cache_clear()  # the files may have changed since an earlier grid of this process
+        names = dict.fromkeys(task.cell.data_name for task in left if task.cell.data_name)
+        config["data"][DIGESTS] = {name: loaded(study.load, name, place, protocol).sha256 for name in names}
         store.open(config, resume, overwrite)
         if left:
             _Run(store, left, made, progress or Progress(quiet=True)).go(engine, len(cells) - len(left))
 
 
-def run_and_report(store: Store[Any], progress: Progress, **options: Any) -> None:
+def run_and_report(store: Store, progress: Progress, **options: Any) -> None:
     """Run a grid, write its table and build its page.
 
     Training does not need the packages that build the page; without them, the page can be built on another machine.
@@ -91,8 +89,7 @@ def run_and_report(store: Store[Any], progress: Progress, **options: Any) -> Non
     run(store, progress=progress, **options)
     write_whole(store.folder / TABLE, store.table())
     if not missing_packages():
-        with progress.during("building the page"):
-            build(store.folder)
+        build(store.folder)
 
 
 def page_of(folder: Path) -> str:
@@ -105,24 +102,20 @@ def page_of(folder: Path) -> str:
 class _Run:
     """A grid while its cells run."""
 
-    def __init__(self, store: Store[Any], tasks: list[Task], made: dict[str, str], progress: Progress) -> None:
+    def __init__(self, store: Store, tasks: list[Task], made: dict[str, str], progress: Progress) -> None:
         self.store, self.tasks, self.made, self.progress = store, tasks, made, progress
-        self.indexes = {task.cell: index for index, task in enumerate(tasks)}
-        self.states: dict[GridCell, str] = {}
-        """The state of each cell whose result is written."""
+        self.counts: Counter[str] = Counter()
+        """The number of results that are written, by state."""
         self.full = ""
         self.signal = 0
-        self.last_look = 0.0
 
     def go(self, engine: Engine, done: int) -> None:
         """Run all tasks. done: the number of cells that earlier runs finished."""
         with self._signals(), self.progress.over(len(self.tasks), done=done):
-            engine(self.tasks, self._ended, self._beat)
-        counts = Counter(self.states.values())
-        kept = f"{counts[DONE]} of {counted(len(self.tasks), 'cell')} kept"
-        kept += f", {counts[FAILED]} failed" if counts[FAILED] else ""
-        resumes = self.store.study.checkpoint != LOCK
-        kept += f"; the others {'resume from their last checkpoints' if resumes else 'start again'}"
+            engine(self.tasks, self._ended, self._has_to_stop)
+        kept = f"{self.counts[DONE]} of {counted(len(self.tasks), 'cell')} kept"
+        kept += f", {self.counts[FAILED]} failed" if self.counts[FAILED] else ""
+        kept += "; the others resume from their last checkpoints, or start again if they have none"
         if self.full:
             raise FlexActError(
                 f"the disk with {self.store.folder} is full ({self.full}); the grid was stopped, and its files are "
@@ -138,13 +131,9 @@ class _Run:
         if answer.kind not in ("done", "failed"):
             return
         study, cell = self.store.study, task.cell
-        row = study.row(
-            **cell.to_dict(),
-            **{"device": answer.device, **(answer.figures or {})},
-            state=DONE if answer.kind == "done" else FAILED,
-            error=answer.error,
-            **{name: self.made[name] for name in ("torch", "commit", "date")},
-        )
+        columns = cell.to_dict() | (answer.figures or {})
+        columns |= {"state": DONE if answer.kind == "done" else FAILED, "error": answer.error}
+        row = study.row(**columns | {name: self.made[name] for name in ("torch", "commit", "date")})
         try:
             self.store.add(row)
         except OSError as error:
@@ -152,18 +141,11 @@ class _Run:
                 raise
             self.full = self.full or str(error)
             return
-        self.states[cell] = row.state
-        result = f": {study.told(row)}" if row.state == DONE else f" failed: {answer.error}"
-        self.progress.finished(self.indexes[cell], cell.name + result)
+        self.counts[row.state] += 1
+        result = f": {study.summary(row)}" if row.state == DONE else f" failed: {answer.error}"
+        self.progress.finished(cell.name + result)
 
-    def _beat(self) -> bool:
-        """Update the progress from the cells' curves; return whether the grid has to stop."""
-        now = time.monotonic()
-        if now - self.last_look >= 2.0:
-            self.last_look = now
-            for task in (task for task in self.tasks if task.cell not in self.states):
-                if total := task.protocol.epochs_of(task.cell.data_name):
-                    self.progress.at(self.indexes[task.cell], min(0.999, epochs_in(task.folder) / total))
+    def _has_to_stop(self) -> bool:
         return bool(self.signal or self.full)
 
     @contextmanager

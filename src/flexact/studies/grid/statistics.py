@@ -11,8 +11,7 @@ from typing import Any
 
 from flexact.errors import missing_extra
 from flexact.io.markdown_tables import markdown
-from flexact.studies.grid.store import DONE
-from flexact.studies.grid.study import Row
+from flexact.studies.grid.study import DONE, Row
 
 MIN_FOR_WILCOXON = 6
 """Minimum number of seeds for Wilcoxon's test: with fewer, its two-sided p cannot be below 0.05."""

@@ -8,32 +8,32 @@ from typing import Any
 
 from flexact.io.markdown_tables import counted, markdown
 from flexact.studies.grid.cell_task import epochs_in, is_locked
-from flexact.studies.grid.store import DONE, FAILED, Store
-from flexact.studies.grid.study import LOCK, GridCell, Row
+from flexact.studies.grid.store import Store
+from flexact.studies.grid.study import DONE, FAILED, LOCK, GridCell, Row
 
 KINDS = ("done", "running", "failed", "stopped", "missing")
 
 
-def states(store: Store[Any]) -> dict[GridCell, tuple[str, str]]:
+def states(store: Store) -> dict[GridCell, tuple[str, str]]:
     """The state of each cell of the folder's grids, one of `KINDS`, and a detail; a stopped cell can be resumed."""
     protocol, results = store.protocol(), store.results()
     cells = store.asked()
     return {cell: _state(store, cell, protocol.epochs_of(cell.data_name), results.get(cell)) for cell in cells}
 
 
-def _state(store: Store[Any], cell: GridCell, epochs: int, row: Any) -> tuple[str, str]:
+def _state(store: Store, cell: GridCell, epochs: int, row: Any) -> tuple[str, str]:
     folder = store.cell_folder(cell)
     done = epochs_in(folder)
     epoch = f"epoch {done} of {epochs}" if epochs else ""
     if is_locked(folder / LOCK):
         return "running", epoch
     if row is not None:
-        return row.state, "see below" if row.state == FAILED else store.study.told(row)
-    started = done or any(folder.glob(store.study.checkpoint))
+        return row.state, "see below" if row.state == FAILED else store.study.summary(row)
+    started = done or (folder / LOCK).exists()
     return ("stopped", epoch) if started else ("missing", "")
 
 
-def table(store: Store[Any]) -> str:
+def table(store: Store) -> str:
     """What `--status` prints: the grid, the state of each cell, the number of cells per state, and errors."""
     found, results = states(store), store.results()
     rows = [(*map(str, cell.to_dict().values()), *state) for cell, state in found.items()]
@@ -48,7 +48,7 @@ def table(store: Store[Any]) -> str:
     return "\n\n".join([*parts, *several_devices(list(results.values()))])
 
 
-def _about(store: Store[Any]) -> str:
+def _about(store: Store) -> str:
     """One line about the grid."""
     config, protocol = store.config(), store.protocol()
     epochs = sorted({protocol.epochs_of(cell.data_name) for cell in store.asked()})
@@ -62,11 +62,11 @@ def _about(store: Store[Any]) -> str:
     return "; ".join(parts) + "."
 
 
-def not_done(results: Sequence[Row], asked: Sequence[GridCell]) -> list[str]:
-    """Paragraphs for a table: the cells that failed, and those that have not run yet."""
+def notes(results: Sequence[Row], asked: Sequence[GridCell]) -> list[str]:
+    """Paragraphs that end a table: several devices, the cells that failed, and those that have not run yet."""
     ended = {row.cell for row in results}
     missing = [cell for cell in asked if cell not in ended]
-    parts = failed(results)
+    parts = several_devices(results) + failed(results)
     if missing:
         parts.append(f"Not done yet, {len(missing)} of {len(asked)}: {', '.join(cell.name for cell in missing)}.")
     return parts

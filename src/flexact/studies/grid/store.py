@@ -8,27 +8,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from flexact.errors import FlexActError
 from flexact.io import csv_rows
 from flexact.io.atomic_files import made_folder
 from flexact.io.result_folder import CONFIG, RESULTS, check_same, enter, read_config, write_config
 from flexact.studies.grid.cell_task import locked
-from flexact.studies.grid.study import GridCell, GridStudy
+from flexact.studies.grid.study import DONE, FAILED, GridCell, GridStudy, Row
 
 CELLS, LOCK = "cells", "grid.lock"
-DONE, FAILED = "done", "failed"
-DIGESTS, PLACE, PARTIAL = "sha256", "folder", "partial"
-"""The keys of config.json's "data": the SHA-256 of each data set that the grid has read, the folder of the data, and
-whether the data sets may have fewer rows than the official ones."""
+DIGESTS, PLACE = "sha256", "folder"
+"""The keys of config.json's "data": the SHA-256 of each data set that the grid has read, and the folder of all."""
 
 _REMEDY = "Restore the file, or remove that line: its cell then resumes from its last checkpoint."
 
-R = TypeVar("R", bound=Any)
 
-
-class Store(Generic[R]):
+class Store:
     """The folder of one grid."""
 
     def __init__(self, folder: Path, study: GridStudy) -> None:
@@ -40,8 +36,6 @@ class Store(Generic[R]):
     @contextmanager
     def held(self) -> Iterator[None]:
         """Lock the folder. Raises if another grid holds it."""
-        if self.folder.exists() and not self.folder.is_dir():
-            raise FlexActError(f"{self.folder} is a file; give --out a folder.")
         lock = self.folder / LOCK
         busy = (
             f"another grid is writing to {self.folder} (HOLDER); wait for it or stop it, or give --out another folder. "
@@ -54,7 +48,7 @@ class Store(Generic[R]):
                 finally:
                     if not (self.folder / CONFIG).exists():
                         lock.unlink()  # the grid did not start, and leaves nothing in the folder
-        except (PermissionError, FileNotFoundError, NotADirectoryError) as error:
+        except (PermissionError, FileExistsError, FileNotFoundError, NotADirectoryError) as error:
             raise FlexActError(f"cannot write to {self.folder}: {error.strerror}; give another --out.") from None
 
     def open(self, config: dict[str, Any], resume: bool, overwrite: bool) -> None:
@@ -72,17 +66,17 @@ class Store(Generic[R]):
         if not (self.folder / RESULTS).exists():
             csv_rows.write(self.folder / RESULTS, self.study.row, [])
 
-    def add(self, row: R) -> None:
+    def add(self, row: Row) -> None:
         """Write the result of a cell, in place of an earlier one. Lines are in the order of the cells."""
         rows = self.results() | {row.cell: row}
         places = {cell: place for place, cell in enumerate(self.asked())}
         ordered = sorted(rows.values(), key=lambda row: places.get(row.cell, len(places)))
         csv_rows.write(self.folder / RESULTS, self.study.row, ordered)
 
-    def results(self) -> dict[Any, R]:
+    def results(self) -> dict[Any, Row]:
         """The result of each cell that is done or has failed; the last one if an older version wrote several."""
         path = self.folder / RESULTS
-        found: list[R] = csv_rows.read(path, self.study.row, _REMEDY)
+        found: list[Row] = csv_rows.read(path, self.study.row, _REMEDY)
         for number, row in enumerate(found, start=2):
             if row.state not in (DONE, FAILED):
                 raise csv_rows.damaged(path, number, f"state is {row.state!r}, not {DONE!r} or {FAILED!r}", _REMEDY)
@@ -113,15 +107,15 @@ class Store(Generic[R]):
 
     def _comparable(self, config: dict[str, Any], datasets: set[str]) -> dict[str, Any]:
         """The parts of a configuration that must not change on resuming, with the digests of these data sets."""
-        protocol = {name: one for name, one in config["protocol"].items() if name not in self.study.operational}
-        data = data_of(config)
-        digests = {name: data[DIGESTS][name] for name in sorted(datasets)}
-        return config | {"protocol": protocol, "data": {PARTIAL: data[PARTIAL], DIGESTS: digests}}
+        settings = self.study.protocol.from_dict(config["protocol"]).to_dict()  # adds fields that are newer
+        protocol = {name: one for name, one in settings.items() if name not in self.study.operational}
+        digests = {name: data_of(config)[DIGESTS][name] for name in sorted(datasets)}
+        return config | {"protocol": protocol, "data": {DIGESTS: digests}}
 
 
 def data_of(config: dict[str, Any]) -> dict[str, Any]:
     """What config.json says about the data. Files of older versions lack some of it."""
-    return {PARTIAL: False, DIGESTS: {}, **(config.get("data") or {})}
+    return {DIGESTS: {}, **(config.get("data") or {})}
 
 
 def _joined(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:

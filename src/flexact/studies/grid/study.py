@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from flexact.config import PAPER_CANDIDATES, FlexConfig
 from flexact.errors import FlexActError
@@ -22,12 +22,20 @@ Own = TypeVar("Own", bound="GridProtocol")
 
 
 class Setting(NamedTuple):
-    """The annotation of a protocol's or a grid's field that is an option of its command: the help, the default in words
-    if they say more than the value, and the smallest value."""
+    """The annotation of a protocol's or a grid's field that is an option of its command."""
 
     help: str
     default: str = ""
+    """The default in words, if they say more than the value."""
     at_least: float | None = None
+    known: tuple[str, ...] = ()
+    """The names that a grid's field can have."""
+
+
+def settings_of(kind: type[Any]) -> dict[str, tuple[Any, Setting]]:
+    """The fields of a dataclass that have a `Setting`, each with its type."""
+    hints = get_type_hints(kind, include_extras=True).items()
+    return {name: get_args(hint) for name, hint in hints if get_origin(hint) is Annotated}
 
 
 @dataclass(frozen=True)
@@ -53,7 +61,7 @@ class GridProtocol:
         return []
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings as plain JSON types, with the version of the format."""
+        """The settings, with the version of the format."""
         return {_KEY: VERSION, **dataclasses.asdict(self)}
 
     @classmethod
@@ -98,8 +106,6 @@ class PickingProtocol(GridProtocol):
 
     def config(self, seed: int) -> FlexConfig:
         """The policy of the methods that pick."""
-        if not isinstance(self.changes, dict):
-            raise FlexActError(f"changes must be a dictionary of FlexConfig's fields; got {self.changes!r}.")
         base = FlexConfig() if self.policy == "default" else FlexConfig.paper()
         fields = {**base.to_dict(), "candidates": self.candidates, "seed": seed, **self.OWN_CHANGES, **self.changes}
         if isinstance(fields["policy"], dict):
@@ -114,9 +120,6 @@ class PickingProtocol(GridProtocol):
     def about(self) -> list[str]:
         return [f"policy {self.policy_and_changes}", f"candidates {', '.join(self.candidates or ())}"]
 
-    def to_dict(self) -> dict[str, Any]:
-        return {**super().to_dict(), "candidates": list(self.candidates or ())}
-
 
 MAX_SEEDS = 1000
 
@@ -124,47 +127,40 @@ Grid = TypeVar("Grid", bound="Choices")
 
 
 @dataclass(frozen=True)
-class Choices(ABC):
-    """The cells of a grid. A study adds fields for what it varies, as tuples of names."""
+class Choices:
+    """The cells of a grid. A study adds a field for each name in its cells, with the names to choose."""
 
     seeds: Annotated[int, Setting("Number of seeds.")] = field(default=3, kw_only=True)
     first_seed: Annotated[int, Setting("The first seed.")] = field(default=0, kw_only=True)
 
-    KNOWN: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """The study's fields, and the names that each can have."""
+    CELL: ClassVar[type[Any]]
+    """The `GridCell` of the study, made of one name from each field, and a seed."""
 
     def __post_init__(self) -> None:
-        for kind in self.KNOWN:
-            check_names(kind, getattr(self, kind), self.known(kind))
+        for name, (_, setting) in settings_of(type(self)).items():
+            if setting.known:
+                check_names(name, getattr(self, name), setting.known)
         check_whole("seeds", self.seeds, 1, MAX_SEEDS)
         check_whole("first-seed", self.first_seed, 0, 2**40)
-
-    def known(self, kind: str) -> tuple[str, ...]:
-        """The names that a field can have."""
-        return self.KNOWN[kind]
 
     @property
     def each_seed(self) -> range:
         return range(self.first_seed, self.first_seed + self.seeds)
 
     @property
-    @abstractmethod
     def cells(self) -> Sequence[Any]:
-        """Each cell once, in the order in which they run."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The grid as plain JSON types."""
-        names = {kind: list(getattr(self, kind)) for kind in self.KNOWN}
-        return {**names, "seeds": self.seeds, "first_seed": self.first_seed}
+        """Each cell once, in the order in which they run: seed by seed, so that an interrupted grid has all methods for
+        the first seeds."""
+        varied = [getattr(self, name) for name, (_, setting) in settings_of(type(self)).items() if setting.known]
+        return [self.CELL(*names, seed) for seed in self.each_seed for names in product(*varied)]
 
     @classmethod
     def from_dict(cls: type[Grid], data: dict[str, Any]) -> Grid:
-        """The inverse of `to_dict`."""
-        try:
-            names = {kind: tuple(data[kind]) for kind in cls.KNOWN}
-            return cls(**names, seeds=data["seeds"], first_seed=data["first_seed"])
-        except (KeyError, TypeError):
-            raise FlexActError(f"not a grid of cells: {data!r:.80}.") from None
+        """The inverse of `dataclasses.asdict`, also after a round trip through JSON."""
+        if not isinstance(data, dict) or data.keys() != {one.name for one in dataclasses.fields(cls)}:
+            raise FlexActError(f"not a grid of cells: {data!r:.80}.")
+        fields: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+        return cls(**fields)
 
     @classmethod
     def asked_for(cls: type[Grid], chosen: Mapping[str, Any], before: Mapping[str, Any] | None) -> list[Grid]:
@@ -205,12 +201,14 @@ def candidate_of(method: str) -> str | None:
 
 
 LOCK = "run.lock"
-"""The file in a cell's folder that is locked while the cell runs."""
+"""The file in a cell's folder that is locked while the cell runs; it stays there."""
 
 Train = Callable[..., Any]
-"""(cell, protocol, data, folder, device, stop=) -> outcome; resumes from a checkpoint in the folder."""
-Load = Callable[[str, Path, bool], Any]
-"""(name, folder of all data sets, whether it may have fewer rows than the official one) -> data set."""
+"""(cell, protocol, data, folder, device, stop=) -> the cell's `Row`, without what the grid adds: device (if it is
+empty), torch, commit and date. Resumes from a checkpoint in the folder."""
+Load = Callable[[str, Path, Any], Any]
+"""(name, folder of all data sets, protocol) -> data set, with its digest as `sha256`. Raises if the protocol cannot
+train on it."""
 
 
 class GridCell:
@@ -219,7 +217,7 @@ class GridCell:
 
     @property
     def data_name(self) -> str:
-        """The name of the data set that the grid reads for the cell; empty if there is none."""
+        """The name of the data set that the grid loads for the cell; empty if there is none."""
         return ""
 
     @property
@@ -232,6 +230,8 @@ class GridCell:
         return dataclasses.asdict(self)  # type: ignore[call-overload,no-any-return]
 
 
+DONE, FAILED = "done", "failed"
+"""The states of a row."""
 Row = Any
 """One line of results.csv, a NamedTuple: the cell's columns, its state, its results, and their provenance. The defaults
 are the values of a failed cell. Its property `cell` is the cell."""
@@ -251,11 +251,6 @@ def picks_column(picks: Mapping[str, str]) -> str:
     return " ".join(f"{site}={pick}" for site, pick in picks.items())
 
 
-def columns_of(outcome: Any) -> dict[str, Any]:
-    """The columns of results.csv from an outcome that has them as its fields."""
-    return {**vars(outcome), "picks": picks_column(outcome.picks)}
-
-
 @dataclass(frozen=True)
 class GridStudy:
     """A study whose cells a grid runs."""
@@ -271,17 +266,10 @@ class GridStudy:
     table: Callable[[Sequence[Any], Any, Sequence[Any]], str]
     """(rows, protocol, cells that were asked for) -> table.md."""
     train: Train
-    load: Load
-    sha256: Callable[[str, Any, Path, bool], str | None]
-    """(name, protocol, folder, partial): the digest of a data set; None if there is none. Raises if it cannot be read,
-    or if the protocol cannot train on it."""
-    told: Callable[[Any], str]
+    summary: Callable[[Any], str]
     """The result of a finished cell in a few words, from its row."""
-    figures: Callable[[Any], dict[str, Any]] = columns_of
-    """The columns of results.csv from an outcome."""
-    checkpoint: str = LOCK
-    """The pattern of the files in a cell's folder that show that it was started: its checkpoints or, in a study without
-    checkpoints, the lock."""
+    load: Load | None = None
+    """None if no cell has a data set."""
     data: Path = Path("data")
     """The default folder of its data."""
     command: str = ""
@@ -293,5 +281,4 @@ class GridStudy:
 
     def asked(self, config: Mapping[str, Any]) -> list[Any]:
         """All cells that a folder's config.json asks for, each once."""
-        grids = [self.grid.from_dict(one) for one in config.get("grids", [])]
-        return list(dict.fromkeys(cell for grid in grids for cell in grid.cells))
+        return list(dict.fromkeys(cell for one in config.get("grids", []) for cell in self.grid.from_dict(one).cells))

@@ -131,10 +131,10 @@ def run(
     rows: list[Measurement] = []
     progress = Progress(quiet=True) if progress is None else progress
     with study_stream(options.where), progress.over(len(options.models)):
-        for number, name in enumerate(options.models):
+        for name in options.models:
             rows += measure(name, options)
             csv_rows.write(folder / FILE, Measurement, rows, made)
-            progress.finished(number, name)
+            progress.finished(name)
     write_whole(folder / TABLE, written(rows, made))
     return rows
 

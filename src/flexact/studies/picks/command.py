@@ -10,9 +10,8 @@ from flexact.studies.picks.protocol import Grid, Protocol
 def picks(
     grid: shared.GridCommand,
     data: shared.Data = None,
-    partial: shared.Partial = False,
 ) -> None:
     """Run the benchmark of picks: ten tasks with fixed activations, Flex-Act, random picks and a race."""
     from flexact.studies.picks.study import Store
 
-    grid.carry_out(Store(grid.out), data, partial)
+    grid.carry_out(Store(grid.out), data)

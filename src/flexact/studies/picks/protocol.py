@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError
@@ -51,9 +51,8 @@ class Protocol(GridProtocol):
     True
     """
 
-    steps: Annotated[int | None, Setting("Steps of a plain run, for a quick test.", "each task's own", at_least=1)] = (
-        None
-    )
+    steps: Annotated[int | None, Setting("Steps of a plain run, for a quick test.", "each task's own")] = None
+    partial: Annotated[bool, Setting("Accept data sets with fewer images than the official ones.")] = False
 
     def about(self) -> list[str]:
         return [] if self.steps is None else [f"{self.steps} steps per plain run"]
@@ -82,8 +81,7 @@ class Cell(GridCell):
 
     @property
     def data_name(self) -> str:
-        """The data set that the grid reads; the task's name if the task makes its own data."""
-        return TASKS[self.task].dataset or self.task
+        return TASKS[self.task].dataset
 
 
 @dataclass(frozen=True)
@@ -94,16 +92,15 @@ class Grid(Choices):
     ['tabular-fixed-relu-0', 'tabular-flexact-0']
     """
 
-    tasks: Annotated[tuple[str, ...], Setting(f"{', '.join(TASKS)}.", "all")] = tuple(TASKS)
+    tasks: Annotated[tuple[str, ...], Setting(f"{', '.join(TASKS)}.", "all", known=tuple(TASKS))] = tuple(TASKS)
     methods: Annotated[
         tuple[str, ...],
         Setting(
             f"fixed (each candidate at every site), fixed-CANDIDATE, {', '.join(CHOOSING)}.",
             "all but flexact-sites, -blend, -trial and -unrewound",
+            known=KNOWN,
         ),
     ] = USUAL
-
-    KNOWN: ClassVar[Mapping[str, tuple[str, ...]]] = {"tasks": tuple(TASKS), "methods": KNOWN}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,7 +12,7 @@ from flexact.errors import FlexActError
 from flexact.observe.figures import drawing
 from flexact.observe.figures.drawing import Picture, style
 from flexact.report.page import Section, markdown
-from flexact.studies.cifar_data.data import load
+from flexact.studies.cifar_data.data import Images, load
 from flexact.studies.grid.report import finished
 from flexact.studies.grid.store import Store as GridStore
 from flexact.studies.grid.study import GridStudy
@@ -22,21 +22,9 @@ from flexact.studies.picks.tasks import TASKS
 from flexact.studies.picks.train import FOLDER, train_cell
 
 
-def _score_text(row: Result) -> str:
-    return f"{row.score:.4g} {TASKS[row.task].unit}"
-
-
-def place_of(name: str, folder: Path, partial: bool) -> Path:
-    """Return the folder of the data sets, from which a task reads its data once per process."""
-    return folder
-
-
-def _sha256(name: str, protocol: Protocol, data: Path, partial: bool) -> str | None:
-    """Return the SHA-256 of a data set; None for a task that makes its own data."""
-    if name in TASKS:
-        return None
+def _load(name: str, folder: Path, protocol: Protocol) -> Images:
     try:
-        return load(name, data, partial).sha256
+        return load(name, folder, protocol.partial)
     except FlexActError as error:
         needing = ", ".join(task.name for task in TASKS.values() if task.dataset == name)
         raise FlexActError(
@@ -52,12 +40,11 @@ STUDY = GridStudy(
     row=Result,
     table=table,
     train=train_cell,
-    load=place_of,
-    sha256=_sha256,
-    told=_score_text,
+    load=_load,
+    summary=lambda row: f"{row.score:.4g} {TASKS[row.task].unit}",
     folders=(FOLDER,),
 )
-Store = functools.partial(GridStore[Result], study=STUDY)
+Store = functools.partial(GridStore, study=STUDY)
 """The folder of one grid."""
 
 

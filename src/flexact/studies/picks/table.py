@@ -9,6 +9,7 @@ from itertools import groupby
 from statistics import fmean, median
 
 from flexact.io.markdown_tables import markdown
+from flexact.studies.grid import status
 from flexact.studies.grid.statistics import (
     LEVEL,
     Comparison,
@@ -20,7 +21,6 @@ from flexact.studies.grid.statistics import (
     spread,
     times,
 )
-from flexact.studies.grid.status import not_done, several_devices
 from flexact.studies.grid.study import fixed
 from flexact.studies.picks.protocol import CHOOSING, Cell, Protocol, Result, methods_of
 from flexact.studies.picks.task import Task
@@ -149,8 +149,7 @@ def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) 
             + markdown(_header(task), [_row(one, task) for one in group])
             + _notes(task, reference(task, results))
         )
-    parts += several_devices(results) + not_done(results, asked)
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(parts + status.notes(results, asked)) + "\n"
 
 
 def _header(task: Task) -> list[str]:

@@ -6,14 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from flexact.errors import FlexActError
 from flexact.studies.cuda_graph import autocast
 
 
@@ -51,16 +49,16 @@ class Task:
     """The unit of the score."""
     candidates: tuple[str, ...]
     """The candidates; the original activation comes first."""
-    problem: Callable[[int, torch.device, Path | None], Problem]
-    """Builds the problem from seed, device and the folder of the data sets."""
+    problem: Callable[[int, torch.device, Any], Problem]
+    """Builds the problem from seed, device and the data set; None if it makes its own data."""
     steps: int = 8_000
     """Steps of a plain run."""
     lr: float = 1e-3
     """The highest learning rate. It falls to 0 along a cosine, with AdamW after a warm-up."""
-    dataset: str | None = None
-    """The data set that it reads; None if it makes its own data."""
-    optimizer: str = "adamw"
-    """"adamw" or "sgd" (Nesterov, momentum 0.9)."""
+    dataset: str = ""
+    """The data set that it needs; empty if it makes its own data."""
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    """With "sgd", Nesterov momentum of 0.9."""
     weight_decay: float = 0.0
     precision: str = "float32"
     """Precision of matrix products on a GPU: "float32", "tf32" or "bf16" (by autocast)."""
@@ -79,10 +77,6 @@ class Task:
         on_gpu = device.type == "cuda"
         if self.optimizer == "sgd":
             return torch.optim.SGD(groups, lr=lr, momentum=0.9, nesterov=True, fused=True)
-        if self.optimizer != "adamw":
-            raise FlexActError(
-                f"the optimizer of task {self.name!r} is {self.optimizer!r}; expected one of: adamw, sgd."
-            )
         return torch.optim.AdamW(groups, lr=lr, fused=True, capturable=on_gpu)
 
     def autocast(self, device: torch.device) -> torch.autocast:

@@ -9,23 +9,23 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 
-from flexact import Schedule, convert
+from flexact import Schedule, convert, load_picks
 from flexact.candidates.registry import lookup
 from flexact.errors import FlexActError
 from flexact.io.atomic_files import write_whole
 from flexact.routing.sites import sites_of
-from flexact.studies.cuda_graph import study_stream
-from flexact.studies.device_lock import DEVICE
-from flexact.studies.grid.study import candidate_of
-from flexact.studies.picks.protocol import ABLATED, Cell, Protocol, policy
+from flexact.studies.cifar_data.data import Images
+from flexact.studies.cuda_graph import DEVICE, study_stream
+from flexact.studies.grid.study import DONE, candidate_of, picks_column
+from flexact.studies.picks.protocol import ABLATED, Cell, Protocol, Result, policy
 from flexact.studies.picks.task import Problem, Task
 from flexact.studies.picks.tasks import TASKS
 from flexact.studies.picks.training import Diverged, Training, never, number
@@ -37,30 +37,20 @@ FILE = "picks.json"
 
 Picks = Mapping[str, str]
 """Site → candidate."""
-Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a cell, or of a plain run."""
+    """The result of a cell, of a plain run, or of picking alone, which has no score."""
 
-    score: float
-    """Score on the test data; higher is better."""
+    picks: Picks
+    """Empty for a fixed method."""
     steps: int
     """Training steps, including those for picking."""
     seconds: float
     """Training time, without setup and evaluation."""
-    picks: Picks = field(default_factory=dict)
-    """Empty for a fixed method."""
-
-
-@dataclass(frozen=True)
-class Picked:
-    """The picks of a method, and the training steps and seconds of picking."""
-
-    picks: Picks
-    steps: int
-    seconds: float
+    score: float = math.nan
+    """Score on the test data; higher is better."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +90,7 @@ class Setting:
 
     def plain(self, picks: Picks, steps: int) -> Training:
         """Return the training of a network with these picks."""
-        network = self.network()
-        for name, pick in picks.items():
-            parent, _, attribute = name.rpartition(".")
-            setattr(network.get_submodule(parent), attribute, lookup(pick).module())
-        return self.training(network, steps)
+        return self.training(load_picks(self.network(), picks), steps)
 
     def training(self, network: nn.Module, steps: int) -> Training:
         """Return the training of a network of this task."""
@@ -114,24 +100,24 @@ class Setting:
 def train_cell(
     cell: Cell,
     protocol: Protocol,
-    data: Path,
+    data: Images | None,
     folder: Path,
     device: torch.device,
     stop: Callable[[], bool] = never,
-) -> Outcome:
+) -> Result:
     """Train a cell. Results that other cells can reuse are cached in the grid's folder.
 
-    data: the folder of the data sets. folder: the cell's own folder in the grid's folder of cells.
-    stop: called before each step.
+    folder: the cell's own folder in the grid's folder of cells. stop: called before each step.
     """
     task = protocol.shortened(TASKS[cell.task])
     kept = folder.parent.parent / FOLDER
     try:
         with DEVICE, study_stream(device):
             setting = Setting(task, task.problem(cell.seed, device, data), cell.seed, device, kept, cell.name, stop)
-            return _outcome(cell, setting, folder)
+            found = _outcome(cell, setting, folder)
     finally:
         gc.collect()  # a CUDA graph is part of a reference cycle, which holds its memory
+    return Result(**cell.to_dict(), state=DONE, **{**vars(found), "picks": picks_column(found.picks)})
 
 
 def _outcome(cell: Cell, setting: Setting, folder: Path) -> Outcome:
@@ -146,9 +132,9 @@ def _outcome(cell: Cell, setting: Setting, folder: Path) -> Outcome:
         picked = picked_by_race(setting)
     else:  # reuse the picks of the flexact cell; if it has not picked yet, pick here, with the same result
         flexact = folder.parent / Cell(cell.task, "flexact", cell.seed).name
-        picked = _read(flexact / FILE, Picked) or flexact_run(setting)[1]
+        picked = _read(flexact / FILE) or flexact_run(setting)[1]
     run = trained_alone(setting, picked.picks)
-    return Outcome(run.score, picked.steps + run.steps, picked.seconds + run.seconds, picked.picks)
+    return Outcome(picked.picks, picked.steps + run.steps, picked.seconds + run.seconds, run.score)
 
 
 def _flexact(setting: Setting, folder: Path, changes: Mapping[str, Any]) -> Outcome:
@@ -159,10 +145,10 @@ def _flexact(setting: Setting, folder: Path, changes: Mapping[str, Any]) -> Outc
     assert schedule is not None
     training.run(schedule.total_steps - schedule.steps_done, setting.stop)
     score = training.evaluate(setting.problem.score)
-    return Outcome(score, schedule.total_steps, training.seconds, picked.picks)
+    return Outcome(picked.picks, schedule.total_steps, training.seconds, score)
 
 
-def flexact_run(setting: Setting, **changes: Any) -> tuple[Training, Picked]:
+def flexact_run(setting: Setting, **changes: Any) -> tuple[Training, Outcome]:
     """Run Flex-Act up to its commitment. changes: overrides of its policy."""
     network = convert(setting.network(), config=policy(setting.task, setting.seed, **changes))
     training = setting.training(network, setting.task.steps)
@@ -171,7 +157,7 @@ def flexact_run(setting: Setting, **changes: Any) -> tuple[Training, Picked]:
     training.run(schedule.commit_step, setting.stop)
     picks = {site.name: site.picks[0] for site in sites_of(network)}
     further = schedule.total_steps - setting.task.steps  # some steps of a trial are the first steps of the pick
-    return training, Picked(picks, further, training.seconds * further / schedule.commit_step)
+    return training, Outcome(picks, further, training.seconds * further / schedule.commit_step)
 
 
 def further_steps(setting: Setting) -> int:
@@ -180,12 +166,12 @@ def further_steps(setting: Setting) -> int:
     return Schedule(network, network_steps=setting.task.steps).total_steps - setting.task.steps
 
 
-def picked_at_random(setting: Setting) -> Picked:
+def picked_at_random(setting: Setting) -> Outcome:
     """Return a random candidate for each site."""
     generator = torch.Generator().manual_seed(number(f"random picks, {setting.task.name}", setting.seed))
     candidates, sites = setting.task.candidates, setting.sites
     chosen = torch.randint(len(candidates), (len(sites),), generator=generator).tolist()
-    return Picked({site: candidates[i] for site, i in zip(sites, chosen, strict=True)}, 0, 0.0)
+    return Outcome({site: candidates[i] for site, i in zip(sites, chosen, strict=True)}, 0, 0.0)
 
 
 def trained_alone(setting: Setting, picks: Picks) -> Outcome:
@@ -195,12 +181,12 @@ def trained_alone(setting: Setting, picks: Picks) -> Outcome:
     folder under a digest of these. Two cells that need it at the same time both train it.
     """
     path = setting.kept / f"{_digest(setting, picks)}.json"
-    if (known := _read(path, Outcome)) is not None:
+    if (known := _read(path)) is not None:
         return known
     steps = setting.task.steps
     training = setting.plain(picks, steps)
     training.run(steps, setting.stop)
-    result = Outcome(training.evaluate(setting.problem.score), steps, training.seconds)
+    result = Outcome({}, steps, training.seconds, training.evaluate(setting.problem.score))
     path.parent.mkdir(parents=True, exist_ok=True)
     own = path.with_suffix(f".{setting.name}")  # another cell may write the same result
     write_whole(own, json.dumps(asdict(result)) + "\n")
@@ -208,10 +194,10 @@ def trained_alone(setting: Setting, picks: Picks) -> Outcome:
     return result
 
 
-def _read(path: Path, kind: type[Kind]) -> Kind | None:
+def _read(path: Path) -> Outcome | None:
     """Return a cached result; None if it is missing, or from another version."""
     try:
-        return kind(**json.loads(path.read_text(encoding="utf-8")))
+        return Outcome(**json.loads(path.read_text(encoding="utf-8")))
     except (FileNotFoundError, ValueError, TypeError):
         return None
 
@@ -239,7 +225,7 @@ def rungs_of(count: int, steps: int) -> list[tuple[int, int]]:
     return found
 
 
-def picked_by_race(setting: Setting) -> Picked:
+def picked_by_race(setting: Setting) -> Outcome:
     """Return the winner as the pick of every site. Each network of a rung is a fresh run whose learning rate falls to
     0. The better half by held-out loss advances; diverged networks come last."""
     left = list(setting.task.candidates)
@@ -251,7 +237,7 @@ def picked_by_race(setting: Setting) -> Picked:
             spent += steps
             seconds += took
         left = sorted(losses, key=lambda candidate: losses[candidate])[: (count + 1) // 2]
-    return Picked(setting.everywhere(left[0]), spent, seconds)
+    return Outcome(setting.everywhere(left[0]), spent, seconds)
 
 
 def _raced(setting: Setting, candidate: str, steps: int) -> tuple[float, float]:

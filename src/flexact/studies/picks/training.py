@@ -1,8 +1,4 @@
-"""Trains one network of a task. On a GPU a step is a CUDA graph.
-
-Data indices and learning rates are read from tables on the device, at a position that the step itself advances. So the
-host only launches steps, and a restart sets the position to 0.
-"""
+"""Trains one network of a task. On a GPU a step is a CUDA graph."""
 
 from __future__ import annotations
 
@@ -17,8 +13,7 @@ from torch import nn
 from flexact import param_groups
 from flexact.errors import FlexActError
 from flexact.routing.sites import sites_of
-from flexact.studies.cuda_graph import Graph, GraphedTraining
-from flexact.studies.device_lock import wait
+from flexact.studies.cuda_graph import Graph, GraphedTraining, wait
 from flexact.studies.grid.cell_task import Stopped
 from flexact.studies.named_seeds import seed_of
 from flexact.studies.picks.task import Problem, Task
@@ -52,13 +47,9 @@ class Training(GraphedTraining):
     def __init__(
         self, task: Task, problem: Problem, network: nn.Module, seed: int, device: torch.device, steps: int
     ) -> None:
-        super().__init__(network.to(device).train(), device)
+        order = problem.order(steps, torch.Generator().manual_seed(number("order", seed)))
+        super().__init__(network.to(device), device, order, [_rate(task, step, steps) for step in range(steps)])
         self.task, self.problem = task, problem
-        generator = torch.Generator().manual_seed(number("order", seed))
-        self._order = problem.order(steps, generator).to(device)
-        self._rates = torch.tensor([_rate(task, step, steps) for step in range(steps)], device=device)
-        self._place = torch.zeros(1, dtype=torch.int64, device=device)
-        self._lr = torch.full((), task.lr, device=device)
         self.optimizer = task.make_optimizer(param_groups(network, weight_decay=task.weight_decay), self._lr, device)
         logits = {id(site.logits) for site in sites_of(network)}
         self._weights = [one for one in network.parameters() if id(one) not in logits]
@@ -82,12 +73,6 @@ class Training(GraphedTraining):
                     wait(self.device)
         wait(self.device)
         self.seconds += time.perf_counter() - start
-
-    def step(self) -> None:
-        """Train for one step, without waiting for the device."""
-        super().step()
-        if self.schedule is not None and self.schedule.rewound_at == self.schedule.steps_done:
-            self._place.fill_(self.schedule.trained_steps)
 
     def _replayed(self, graph: Graph, steps: int) -> int:
         """Replay a number of steps, then let other threads use the device. The lock is held during the launches,
@@ -135,8 +120,7 @@ class Training(GraphedTraining):
             self.optimizer.state[one] = own
 
     def _work(self) -> None:
-        self._lr.copy_(self._rates.index_select(0, self._place).squeeze(0))
-        rows = self._order.index_select(0, self._place).squeeze(0)
+        rows = self._next_row()
         with self.task.matrix_products(self.device):
             with self.task.autocast(self.device):
                 loss = self.problem.loss(self.network, rows)
@@ -146,7 +130,6 @@ class Training(GraphedTraining):
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.loss = loss.detach()
-        self._place.add_(1).remainder_(len(self._rates))
 
 
 def _rate(task: Task, step: int, steps: int) -> float:

@@ -38,8 +38,7 @@ def command_of(study: Study) -> Callable[..., None]:
         check_packages()
         try:
             run(study, options, out, resume=resume, overwrite=overwrite, jobs=jobs, progress=progress)
-            with progress.during("building the page"):
-                page = build(out)
+            page = build(out)
         except KeyboardInterrupt:
             print(f"\nInterrupted. The finished models are kept; resume with: {again()}", file=sys.stderr)
             raise typer.Exit(130) from None

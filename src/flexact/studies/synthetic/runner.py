@@ -64,12 +64,12 @@ def run(
             raise FlexActError(f"{model}: {answer.error}; the finished models are kept. Continue with --resume.")
         parts[model] = answer.figures
         write_parts(folder, parts, options.models)
-        progress.finished(left.index(model), model)
+        progress.finished(model)
 
     processes = min(jobs or cores(), len(left))
     with progress.over(len(left), done=len(parts)):
         if processes > 1:
-            run_tasks(Pool(["cpu"] * processes, work), left, ended, beat=lambda: False)
+            run_tasks(Pool(["cpu"] * processes, work), left, ended, has_to_stop=lambda: False)
         else:
             for model in left:
                 ended(model, work(model, "cpu", stop=lambda: False))

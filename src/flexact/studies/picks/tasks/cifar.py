@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from functools import lru_cache
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flexact.errors import FlexActError
 from flexact.studies.cifar_data.augment import DRAWS, augmented, normalised
-from flexact.studies.cifar_data.data import Images, load
+from flexact.studies.cifar_data.data import Images
 from flexact.studies.cifar_resnets import BLOCKS, ResNet
 from flexact.studies.picks.task import Problem, Task
 from flexact.studies.picks.tasks.parts import Block, epochs, mlp
@@ -23,18 +20,14 @@ HELD_OUT = 0.02
 
 
 @lru_cache(maxsize=1)
-def images_on(device: torch.device, data: Path | None) -> Images:
-    """Return the data set on a device. It is read once per process."""
-    if data is None:
-        raise FlexActError("the image tasks need CIFAR-100: give its folder with --data.")
-    return load("cifar100", data, partial=True).to(device)
+def images_on(device: torch.device, images: Images) -> Images:
+    """Return the data set on a device. It is copied once per process."""
+    return images.to(device)
 
 
 def channels_last(network: nn.Module) -> nn.Module:
     """Return the network in channels-last layout, which a GPU's tensor cores need."""
-    untyped: Any = network  # torch's stubs lack this argument
-    converted: nn.Module = untyped.to(memory_format=torch.channels_last)
-    return converted
+    return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
 class Classification(Problem):
@@ -42,7 +35,7 @@ class Classification(Problem):
 
     batch = 128
 
-    def __init__(self, seed: int, device: torch.device, data: Path | None) -> None:
+    def __init__(self, seed: int, device: torch.device, data: Images) -> None:
         self.images = images_on(device, data)
         self.count = round(len(self.images.train_y) * (1 - HELD_OUT))
 

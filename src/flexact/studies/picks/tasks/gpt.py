@@ -52,7 +52,7 @@ class GPT(nn.Module):
 class Bytes(Problem):
     """Prediction of the next byte from up to 64 previous bytes."""
 
-    def __init__(self, seed: int, device: torch.device, data: Path | None) -> None:
+    def __init__(self, seed: int, device: torch.device, data: None) -> None:
         every = text()
         self.parts = {
             name: every[int(first * len(every)) : int(last * len(every))].to(device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy
 import torch
@@ -30,7 +29,7 @@ def solution(x: Tensor, t: Tensor) -> Tensor:
 class Burgers(Problem):
     """Points in the interior, at the start and at the edges. The score compares with the exact solution."""
 
-    def __init__(self, seed: int, device: torch.device, data: Path | None) -> None:
+    def __init__(self, seed: int, device: torch.device, data: None) -> None:
         generator = torch.Generator().manual_seed(3_000 + seed)
         points = torch.rand(POOL, 2, generator=generator) * torch.tensor([2.0, 1.0]) - torch.tensor([1.0, 0.0])
         self.inside, self.held_out = points[:-HELD_OUT].to(device), points[-HELD_OUT:].to(device)

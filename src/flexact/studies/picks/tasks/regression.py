@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -37,7 +36,7 @@ class Friedman(Regression):
 
     ROWS: ClassVar = {"train": 20_000, "held_out": 500, "test": 10_000}
 
-    def __init__(self, seed: int, device: torch.device, data: Path | None) -> None:
+    def __init__(self, seed: int, device: torch.device, data: None) -> None:
         generator = torch.Generator().manual_seed(1_000 + seed)
         self.x, self.y = {}, {}
         for part, count in self.ROWS.items():
@@ -85,7 +84,7 @@ def photograph() -> Tensor:
 class Pixels(Regression):
     """A crop of 192 × 192 pixels, which depends on the seed. Half of the pixels are training data."""
 
-    def __init__(self, seed: int, device: torch.device, data: Path | None) -> None:
+    def __init__(self, seed: int, device: torch.device, data: None) -> None:
         generator = torch.Generator().manual_seed(2_000 + seed)
         image = photograph()
         top, left = (int(torch.randint(size - SIDE, (), generator=generator)) for size in image.shape[1:])

@@ -10,10 +10,9 @@ import pytest
 import typer
 
 from flexact.cli.app import main
+from flexact.studies import everything
 from flexact.studies.commands import reproduce
-from flexact.studies.everything import stages as planned
-from flexact.studies.everything.command import _call
-from flexact.studies.everything.stages import Stage, hours, stages
+from flexact.studies.everything import Stage, _call, hours, stages
 
 TINY = ("--seeds", "1", "--epochs", "1", "--truths", "relu", "--models", "relu", "--jobs", "1")
 
@@ -51,9 +50,9 @@ def test_the_short_budget_has_ten_fresh_seeds_of_the_main_methods_and_a_row_for_
     cells = [cell for stage in stages("short") if stage.place == "cifar" for cell in stage.cells]
     assert len(cells) == len(set(cells))
     own = [cell for cell in cells if (cell.dataset, cell.model) == ("cifar100", "resnet18")]
-    for method in planned.MAIN:
+    for method in everything.MAIN:
         assert [cell.seed for cell in own if cell.method == method] == list(range(100, 110))
-    assert {cell.method for cell in own} == set(planned.USUAL)
+    assert {cell.method for cell in own} == set(everything.USUAL)
 
 
 def test_hours_are_cells_times_steps_times_the_measured_seconds_per_step(tmp_path: Path) -> None:
@@ -63,7 +62,7 @@ def test_hours_are_cells_times_steps_times_the_measured_seconds_per_step(tmp_pat
         writer.writerow(["method", "stage", "step_ms"])
         writer.writerows([["relu", "", 2.0], ["splash", "", 10.0]])
         writer.writerows([["flexact-all", "picking", 50.0], ["flexact-all", "committed", 3.0]])
-    grid = planned.ImageGrid(("cifar100",), ("resnet18",), ("relu", "deu", "flexact-all"), seeds=2)
+    grid = everything.ImageGrid(("cifar100",), ("resnet18",), ("relu", "deu", "flexact-all"), seeds=2)
     found = hours(Stage("cifar", grid.cells, epochs=30), tmp_path)
     assert found == pytest.approx(2 * 30 * 390 * (2 + 10 + 3) / 1000 / 3600)  # deu counts as the slowest
     for study in ("glue", "picks", "synthetic", "overhead"):
@@ -74,12 +73,12 @@ def test_the_studies_run_one_after_the_other_and_an_unfinished_one_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     good, bad = Stage("synthetic", arguments=TINY), Stage("alpha", arguments=("--seeds", "0"))
-    monkeypatch.setattr(planned, "stages", lambda budget: [bad, good])
+    monkeypatch.setattr(everything, "stages", lambda budget: [bad, good])
     assert called("--out", str(tmp_path)) == 1
     output = capfd.readouterr()
     assert "flexact: incomplete: alpha; run the command again." in output.err
     assert (tmp_path / "synthetic" / "table.md").is_file()
-    monkeypatch.setattr(planned, "stages", lambda budget: [good])
+    monkeypatch.setattr(everything, "stages", lambda budget: [good])
     assert called("--out", str(tmp_path)) == 0  # resumes finished studies
 
 
