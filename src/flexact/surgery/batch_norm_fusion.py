@@ -30,8 +30,8 @@ class Fused:
     """The new type of each submodule whose forward has something to fuse."""
     sites: set[str] = field(default_factory=set)
     """The names of the sites that are fused in at least one call."""
-    obstacles: list[str] = field(default_factory=list)
-    """The reasons why other sites are not fused; at least one."""
+    obstacle: str = ""
+    """Why other sites are not fused."""
 
 
 def find_fused(model: nn.Module, chosen: list[Found], findings: Findings, classes: dict[nn.Module, type]) -> Fused:
@@ -45,20 +45,19 @@ def find_fused(model: nn.Module, chosen: list[Found], findings: Findings, classe
         edits, fused = {SEQUENTIAL}, set[str]()
         if is_sequential(owner):
             fused = _after_norms(owner) & own_sites
-        elif isinstance(owner, fx.GraphModule) and not found.obstacles:
+        elif isinstance(owner, fx.GraphModule):
             reason = "a torch.fx.GraphModule has no source to rewrite; convert it before it is traced"
-            found.obstacles.append(f"{name or type(owner).__name__}: {reason}")
+            found.obstacle = f"{name or type(owner).__name__}: {reason}"
         elif "forward" not in vars(owner) and own_sites:
             edits, fused = _edits(findings.readings[id(owner)], own_sites, names)
         if fused:
             found.classes[owner] = edited_class(classes.get(owner, type(owner)), edits)
             found.sites |= {prefix + site for site in fused}
-    has_norm = any(is_plain(module, nn.BatchNorm2d) for module in model.modules())
-    found.obstacles.append(
-        "no nn.BatchNorm2d has an output that only a site reads"
-        if has_norm
-        else "the model has no nn.BatchNorm2d without hooks; SyncBatchNorm and other subclasses are left alone"
-    )
+    if not any(is_plain(module, nn.BatchNorm2d) for module in model.modules()):
+        found.obstacle = (
+            "the model has no nn.BatchNorm2d without hooks; SyncBatchNorm and other subclasses are left alone"
+        )
+    found.obstacle = found.obstacle or "no nn.BatchNorm2d has an output that only a site reads"
     return found
 
 

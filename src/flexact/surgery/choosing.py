@@ -13,7 +13,6 @@ from torch import nn
 
 from flexact.candidates.recognition import is_kind_of_activation
 from flexact.candidates.registry import known_names
-from flexact.config import FlexConfig
 from flexact.errors import FlexActError, suggestion
 from flexact.routing.layer import FlexAct
 from flexact.routing.sharding import fsdp_modules
@@ -78,8 +77,6 @@ def _chosen(findings: Findings, where: Where, seen: dict[int, Seen] | None, skip
 def _matching(findings: Findings, found: list[Found], patterns: list[str]) -> list[Found]:
     chosen: set[int] = set()
     for pattern in patterns:
-        if not isinstance(pattern, str):
-            raise FlexActError(f"where takes names or patterns, as strings; got {pattern!r}.")
         matched = {id(one) for one in found for name in one.answers_to if _matches(name, pattern)}
         if not matched:
             known = [*HIDDEN, *(name for one in found for name in one.answers_to)]
@@ -126,18 +123,19 @@ def check_convertible(model: nn.Module, verb: str) -> None:
 
 
 def check_where(where: Any) -> None:
-    """Raise if `where` has an unsupported type."""
-    if isinstance(where, FlexConfig):
-        raise FlexActError("where must select activations; got a FlexConfig. Give it by name: config=...")
+    """Raise if `where` has an unsupported type. The error does not print the value, which may be a large tensor."""
     if isinstance(where, type):
         raise FlexActError(
             f"where takes names, or a function of a name and a module; got the class {where.__name__}. To choose by "
             f"type, give where=lambda name, module: isinstance(module, {where.__name__})."
         )
-    if isinstance(where, nn.Module) or not (isinstance(where, (str, Sequence, Set)) or callable(where)):
+    patterns = where if isinstance(where, (Sequence, Set)) else () if callable(where) else [where]
+    wrong = [one for one in patterns if not isinstance(one, str)]
+    wrong += [where] if isinstance(where, nn.Module) else []
+    if wrong:
         raise FlexActError(
-            f"where must be 'all', 'penultimate', names or patterns, or a function of a name and a module; got "
-            f"{where!r:.80}."
+            "where must be 'all', 'penultimate', names or patterns as strings, or a function of a name and a module; "
+            f"got a {type(wrong[0]).__name__}. Give other arguments by name: config=..., example_inputs=..."
         )
 
 

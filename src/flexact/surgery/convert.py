@@ -114,10 +114,10 @@ def convert(
         classes |= fused.classes
         if fused.classes:
             count = sum(not fused.sites.isdisjoint(one.names) for one in chosen)
-            others = "" if count == len(chosen) else f"; the others: {'; '.join(fused.obstacles[:3])}"
+            others = "" if count == len(chosen) else f"; the others: {fused.obstacle}"
             _log.info("fused %d of %d sites%s", count, len(chosen), others)
         else:
-            told.append(f"flexact.convert fused nothing in this model: {fused.obstacles[0]}")
+            told.append(f"flexact.convert fused nothing in this model: {fused.obstacle}")
     if told:
         warnings.warn("\n".join(told), stacklevel=2)
     group_of = share if callable(share) else None
