@@ -127,12 +127,12 @@ def test_a_selection_by_channel_is_reported(tmp_path: Path) -> None:
         ('{"flexact_picks": 1,', "truncated or damaged: invalid JSON"),
         ({"flexact_selection": 3, "rows": 3}, r"picks\.json: a selection needs 'rows', a list"),
         ([1], "has no picks that this version of flexact can read"),
-        ({**GOOD, "flexact_picks": 99}, "must be 1; got 99"),
-        ({**GOOD, "picks": {"1": 3}}, "'picks' must map each site or setting to a name"),
+        ({**GOOD, "flexact_picks": 99}, "can read; got {'flexact_picks': 99"),
+        ({**GOOD, "picks": {"1": 3}}, "'picks' and 'original', which map each site or setting to a name"),
         ({**GOOD, "picks": {"1": "tahn"}}, "site '1': unknown candidate 'tahn'; did you mean 'tanh'"),
         ({**GOOD, "picks": {"7": "tanh"}}, "belongs to another network: this Sequential has no activation '7'"),
         ({**GOOD, "committed": False}, "had not committed to its picks yet"),
-        ({**GOOD, "committed": None}, "'committed' must be true or false"),
+        ({**GOOD, "committed": None}, "'committed', which is true or false"),
     ],
 )
 def test_an_invalid_file_is_reported(content: Any, message: str, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from torch import fx, nn
 from flexact.surgery.calls import Call, Reading
 from flexact.surgery.finding import Findings, Found
 from flexact.surgery.fused_site import is_plain, is_sequential, is_untouched
-from flexact.surgery.rewriting import SEQUENTIAL, Edit, Place, edited_class, place_of
+from flexact.surgery.rewriting import SEQUENTIAL, Edit, edited_class, place_of
 from flexact.surgery.scope import UNKNOWN, Scope, end_of, is_fresh, is_unshared_after, target_of
 
 
@@ -76,16 +76,13 @@ def _edits(reading: Reading, sites: set[str], names: dict[Call, str]) -> tuple[s
     fused: set[str] = set()
     for method, scope in reading.scopes.items():
         own = [call for call in reading.calls if call.edit.method == method and call.edit.kind == "call"]
-        called = {
-            call.edit.place: (names.get(call, call.edit.child), names.get(call, call.child or ""))
-            for call in own
-            if call in names or call.child in sites
-        }
+        called: dict[ast.AST, Call] = {call.node: call for call in own if call in names or call.child in sites}
         for way in _Method(scope, called.keys()).ways() if called and scope.self_name else ():
-            child, site = called[place_of(way[-1].node, scope.function)]
+            call = called[way[-1].node]
             for kind, node in way:
-                edits.add(Edit(method, kind, place_of(node, scope.function), child if kind == "site" else ""))
-            fused.add(site)
+                child = names.get(call, call.edit.child) if kind == "site" else ""
+                edits.add(Edit(method, kind, place_of(node, scope.function), child))
+            fused.add(names.get(call, call.child or ""))
     return edits, fused
 
 
@@ -107,7 +104,7 @@ class _Link(NamedTuple):
 class _Method:
     """Follows the results of a method's batch norms to the sites that use them."""
 
-    def __init__(self, scope: Scope, sites: Set[Place]) -> None:
+    def __init__(self, scope: Scope, sites: Set[ast.AST]) -> None:
         self.scope = scope
         self.sites = sites
 
@@ -132,7 +129,7 @@ class _Method:
         while True:
             parent = self.scope.parents[node]
             if isinstance(parent, ast.Call) and parent.args == [node]:
-                if place_of(parent, self.scope.function) in self.sites:
+                if parent in self.sites:
                     return [*links, _Link("site", parent)]
                 if parent.keywords or not is_plain(self.scope.value(parent.func), nn.Identity):
                     return []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from flexact.candidates.recognition import function_name, is_kind_of_activation, key_of
+from flexact.candidates.recognition import function_name, key_of
 from flexact.candidates.registry import ORIGINAL
 from flexact.errors import FlexActError, missing_extra
 from flexact.io.text_tables import aligned, cut, printable
@@ -132,45 +132,26 @@ def inspect(
     check_where(where)
     choice = choose(model, where, example_inputs, per_call)
     fused = find_fused(model, choice.sites, choice.findings, choice.findings.rewritten(choice.sites))
-    placed = [*_found(choice, fused), *_left_alone(model, choice)]
-    return Inspection(tuple(row for _, row in sorted(placed, key=lambda one: one[0])))
+    rows = sorted(_placed_rows(choice, fused), key=lambda one: one[0])
+    return Inspection(tuple(row for _, row in rows))
 
 
 _Order = tuple[float, Place]
 
 
-def _found(choice: Choice, fused: Fused) -> Iterator[tuple[_Order, Activation]]:
-    """Yield the rows of the activations that could be sites, with their positions."""
-    for one in choice.findings.found:
-        seen = None if choice.seen is None else choice.seen.get(id(one), _NEVER)
-        if one not in choice.sites:
-            row = _row(one, seen, reason=choice.skipped.get(one.name, "where does not select it"))
-        elif fused.sites.isdisjoint(one.names):
-            row = _row(one, seen, converted=True, why_not_fused=fused.obstacle)
+def _placed_rows(choice: Choice, fused: Fused) -> Iterator[tuple[_Order, Activation]]:
+    """Yield the rows of all activations with their positions."""
+    for one in choice.findings.all:
+        ran = one if not one.reason else one.original if one.kind == "module" else one.owner
+        seen = None if choice.seen is None else choice.seen.get(id(ran), _NEVER)
+        if one in choice.sites:
+            is_fused = not fused.sites.isdisjoint(one.names)
+            row = _row(one, seen, converted=True, fused=is_fused, why_not_fused="" if is_fused else fused.obstacle)
         else:
-            row = _row(one, seen, converted=True, fused=True, why_not_fused="")
+            reason = one.reason or choice.skipped.get(one.name, "where does not select it")
+            is_counted = one.kind == "module" or not one.reason
+            row = _row(one, seen if is_counted else None, reason=reason)
         yield (_first(seen), one.place), row
-
-
-def _left_alone(model: nn.Module, choice: Choice) -> Iterator[tuple[_Order, Activation]]:
-    """Yield the rows of the activations that cannot be sites, and of the submodules that contain such activations."""
-    findings = choice.findings
-    modules = dict(model.named_modules(remove_duplicate=False))
-    in_sites = {call for one in findings.found for call in one.calls}
-    for name, reason in findings.left_alone.items():
-        place, module = findings.places.get(name, ()), modules.get(name, model)
-        one = findings.conflicting.get(name)
-        if one is None and is_kind_of_activation(module):
-            one = Found("module", [name], module, model, place=place)
-        seen = None if choice.seen is None else choice.seen.get(id(module), _NEVER)
-        if one is None:
-            calls = [call for call in findings.readings[id(module)].calls if not call.child and call not in in_sites]
-            functions = {function_name(call.module) for call in calls}
-            row = Activation((name,), ", ".join(sorted(functions)), "call", reason=reason)
-        else:
-            place = one.place
-            row = _row(one, seen if one.kind == "module" else None, reason=reason)
-        yield (_first(seen), place), row
 
 
 _NEVER = Seen(-1, -1, [], set())
@@ -186,7 +167,7 @@ def _row(one: Found, seen: Seen | None, **outcome: Any) -> Activation:
     places = [next(call.lines) for call in one.calls if one.kind == "call"]
     return Activation(
         tuple(name or type(one.original).__name__ for name in one.names),
-        _function(one.original),
+        _function(one),
         one.kind,
         tuple(f"{Path(file).name}:{line}" for file, line in places),
         None if seen is None else len(seen.shapes),
@@ -195,12 +176,14 @@ def _row(one: Found, seen: Seen | None, **outcome: Any) -> Activation:
     )
 
 
-def _function(module: nn.Module) -> str:
+def _function(one: Found) -> str:
     """Return the candidate's name, or the module's repr if its settings differ from the candidate's."""
-    if module.state_dict():
-        return function_name(module)
-    key = key_of(module)
-    return repr(module) if key.startswith(f"{ORIGINAL}:") else key
+    if one.reason and one.kind == "call":
+        return ", ".join(sorted({function_name(call.module) for call in one.calls}))
+    if one.original.state_dict():
+        return function_name(one.original)
+    key = key_of(one.original)
+    return repr(one.original) if key.startswith(f"{ORIGINAL}:") else key
 
 
 def _noted(reason: str, notes: dict[str, int]) -> str:

@@ -124,17 +124,14 @@ def _description(source: str, data: Any) -> dict[str, Any] | None:
         found = _of_selection(source, found)
     elif found and all(isinstance(pick, str) for pick in found.values()):
         found = described(found, {})  # the form of `Selection.picks`
-    if found.get(_KEY) != VERSION:
+    named = [found.get("picks"), found.get("original")]
+    are_names = all(isinstance(one, dict) and all(isinstance(name, str) for name in one.values()) for one in named)
+    if found.get(_KEY) != VERSION or not isinstance(found.get("committed"), bool) or not are_names:
         raise FlexActError(
-            f"{source} has no picks that this version of flexact can read: {_KEY!r} must be {VERSION}; got "
-            f"{found.get(_KEY)!r:.80}."
+            f"{source} has no picks that this version of flexact can read; got {data!r:.80}. It needs {_KEY!r}, which "
+            f"is {VERSION}, 'committed', which is true or false, and 'picks' and 'original', which map each site or "
+            "setting to a name."
         )
-    for name in ("picks", "original"):
-        named = found.get(name)
-        if not isinstance(named, dict) or not all(isinstance(value, str) for value in named.values()):
-            raise FlexActError(f"{source}: {name!r} must map each site or setting to a name; got {named!r:.80}.")
-    if not isinstance(found.get("committed"), bool):
-        raise FlexActError(f"{source}: 'committed' must be true or false; got {found.get('committed')!r:.80}.")
     for site, pick in found["picks"].items():
         if pick != ORIGINAL:
             try:
