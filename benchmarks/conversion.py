@@ -187,7 +187,6 @@ def _pickle(model: nn.Module, plain: Callable[[], nn.Module], folder: Path) -> N
 def _save_pretrained(model: Any, picks: Mapping[str, str], folder: Path) -> None:
     """Save a model as the Trainer does after FlexActCallback has ended its run."""
     from flexact.integrations.transformers_config import problem_with_recording, record_picks
-    from flexact.surgery.picks_file import CONFIG_FIELD, write_picks
 
     problem = problem_with_recording(model)
     if problem is not None:
@@ -195,8 +194,6 @@ def _save_pretrained(model: Any, picks: Mapping[str, str], folder: Path) -> None
         return
     record_picks(model, picks)
     model.save_pretrained(folder / "checkpoint")
-    if hasattr(model.config, CONFIG_FIELD):
-        write_picks(folder / "checkpoint", getattr(model.config, CONFIG_FIELD))
 
 
 def reload(library: str, name: str, folder: Path) -> dict[str, Any]:

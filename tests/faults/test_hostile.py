@@ -84,7 +84,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
         "history.jsonl",
         lambda folder: Recorder(network(), folder / "history.jsonl", resume=True),
     ),
-    "picks": ("flexact.json", lambda folder: flexact.load_picks(network(), folder)),
+    "picks": ("picks.json", lambda folder: flexact.load_picks(network(), folder / "picks.json")),
     "picks in a configuration": ("config.json", lambda folder: flexact.load_picks(network(), folder)),
     "a report of a study": ("config.json", report.build),
     "a report of a history": ("history.jsonl", report.build),
@@ -134,7 +134,7 @@ def test_absurd_files_are_refused(reader: str, kind: str, tmp_path: Path) -> Non
 
 
 OPENINGS = {
-    "flexact.json": {"flexact_picks": 1, "committed": True, "picks": {"1": "relu"}, "original": {}},
+    "picks.json": {"flexact_picks": 1, "committed": True, "picks": {"1": "relu"}, "original": {}},
     "config.json": {"flexact_study": 1, "study": "synthetic", "options": {"seeds": 1}},
 }
 NUMBERS = ["NaN", "Infinity", "-Infinity", "1e999", "-1", "9" * 4000, "true", '"1"', "[]", "{}", "null", "0.5"]

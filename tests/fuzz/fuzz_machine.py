@@ -29,7 +29,7 @@ from torch import nn
 
 import flexact
 from flexact.routing.sites import sites_of
-from flexact.surgery.picks_file import described, write_picks
+from flexact.surgery.picks_file import described
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.9),
@@ -388,10 +388,11 @@ class PublicApi(RuleBasedStateMachine):
     @precondition(lambda self: self.has_sites)
     @rule()
     def put_picks_into_a_fresh_network(self) -> None:
-        write_picks(Path(self.folder.name), described(flexact.selection(self.model).picks, {}))
+        path = Path(self.folder.name) / "picks.json"
+        path.write_text(json.dumps(described(flexact.selection(self.model).picks, {})))
         fresh = NETWORKS[self.network][0]()
         before = state_of(fresh)
-        result = self.attempt(lambda: flexact.load_picks(fresh, self.folder.name))
+        result = self.attempt(lambda: flexact.load_picks(fresh, path))
         if result is None:
             assert state_of(fresh) == before
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from torch import nn
 import flexact
 from flexact import FlexActError
 from flexact.routing.sites import sites_of
-from flexact.surgery.picks_file import described, write_picks
 
 
 def network() -> nn.Module:
@@ -72,18 +70,16 @@ def test_a_logit_of_a_candidate_that_was_dropped_does_not_count() -> None:
     assert site.dropped_at[0, 0] == 1
 
 
-def test_picks_for_one_place_of_a_shared_activation_are_refused_and_the_network_is_unchanged(tmp_path: Path) -> None:
+def test_picks_for_one_place_of_a_shared_activation_are_refused_and_the_network_is_unchanged() -> None:
     build, _ = NETWORKS["shared"]
     together = flexact.selection(flexact.convert(build())).picks
     apart = flexact.selection(flexact.convert(build(), per_call=True)).picks
     assert (list(together), list(apart)) == (["1"], ["1", "3"])
-    write_picks(tmp_path, described({"1": "tanh"}, {}))
-    assert [type(module) for module in flexact.load_picks(build(), tmp_path)][1::2] == [nn.Tanh, nn.Tanh]
+    assert [type(module) for module in flexact.load_picks(build(), {"1": "tanh"})][1::2] == [nn.Tanh, nn.Tanh]
     fresh = build()
     before = state_of(fresh)
-    write_picks(tmp_path, described({"1": "relu", "3": "tanh"}, {}))
     with pytest.raises(FlexActError, match="per_call=True"):
-        flexact.load_picks(fresh, tmp_path)
+        flexact.load_picks(fresh, {"1": "relu", "3": "tanh"})
     assert state_of(fresh) == before
 
 

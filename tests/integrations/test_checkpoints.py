@@ -18,7 +18,6 @@ from torch import nn
 import flexact
 from flexact.config import PAPER_CANDIDATES
 from flexact.routing.sites import sites_of
-from flexact.surgery.picks_file import described, write_picks
 
 transformers = pytest.importorskip("transformers")
 from flexact.integrations.transformers import FlexActCallback  # noqa: E402
@@ -90,7 +89,6 @@ def test_the_checkpoint_is_plain_where_the_configuration_can_express_the_picks(
     config = json.loads((folder / "config.json").read_text())
     assert config["hidden_act"] == hidden_act
     assert "flexact" not in (folder / "config.json").read_text()
-    assert not (folder / "flexact.json").exists()
     loaded = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
     assert torch.equal(outputs(loaded), outputs(model))
     assert torch.equal(outputs(flexact.load_picks(loaded, folder)), outputs(model))
@@ -106,7 +104,7 @@ def test_the_checkpoint_is_plain_where_the_configuration_can_express_the_picks(
 )
 def test_load_picks_restores_picks_that_the_configuration_cannot_express(picks: dict[str, str], trained: Build) -> None:
     model, folder = trained(picks)
-    content = json.loads((folder / "flexact.json").read_text())["picks"]
+    content = json.loads((folder / "config.json").read_text())["flexact"]["picks"]
     assert {site: content[site] for site in picks} == picks
     assert json.loads((folder / "config.json").read_text())["hidden_act"] == UNPICKED
     loaded = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
@@ -118,7 +116,7 @@ def test_load_picks_restores_picks_that_the_configuration_cannot_express(picks: 
 def test_one_site_of_several_is_not_mistaken_for_all(trained: Build) -> None:
     """With "penultimate", the layers keep their function, which a single setting for all must not change."""
     model, folder = trained({POOLER: "relu"}, where="penultimate")
-    assert (folder / "flexact.json").is_file()
+    assert "flexact" in json.loads((folder / "config.json").read_text())
     loaded = flexact.load_picks(transformers.AutoModelForSequenceClassification.from_pretrained(folder), folder)
     assert torch.equal(outputs(loaded), outputs(model))
     assert type(loaded.bert.encoder.layer[0].intermediate.intermediate_act_fn).__name__ == "GELUActivation"
@@ -141,7 +139,7 @@ def test_a_network_with_picks_can_be_fine_tuned_again(trained: Build, trainer_of
     trainer = FlexActCallback().wrap(trainer_of(set_picks(model, {LAYER.format(0): "relu"}), max_steps=2))
     trainer.train()
     trainer.save_model(str(tmp_path / "again"))
-    kept = json.loads((tmp_path / "again" / "flexact.json").read_text())
+    kept = json.loads((tmp_path / "again" / "config.json").read_text())["flexact"]
     assert kept["original"] == {"hidden_act": "gelu"}
     loaded = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "again")
     assert torch.equal(outputs(flexact.load_picks(loaded, tmp_path / "again")), outputs(trainer.model))
@@ -156,11 +154,10 @@ def test_the_encoder_alone_takes_the_picks_too(trained: Build) -> None:
     assert torch.equal(ours, theirs)
 
 
-def test_the_picks_of_an_encoder_load_into_it_under_a_head(tiny_bert: Build, tmp_path: Path) -> None:
+def test_the_picks_of_an_encoder_load_into_it_under_a_head(tiny_bert: Build) -> None:
     """Names without the prefix, as in a BertModel that was trained alone."""
     names = {LAYER.format(0).removeprefix("bert."): "relu", POOLER.removeprefix("bert."): "sigmoid"}
-    write_picks(tmp_path, described(names, {}))
-    model = flexact.load_picks(tiny_bert(), tmp_path)
+    model = flexact.load_picks(tiny_bert(), names)
     assert isinstance(model.bert.encoder.layer[0].intermediate.intermediate_act_fn, nn.ReLU)
     assert isinstance(model.bert.pooler.activation, nn.Sigmoid)
 
@@ -180,7 +177,7 @@ def test_picks_for_a_part_that_another_head_lacks_are_skipped_with_a_warning(tra
 def test_picks_of_another_network_are_refused_and_none_is_loaded(trained: Build, tmp_path: Path) -> None:
     _, folder = trained({LAYER.format(0): "relu"})
     loaded = transformers.BertForSequenceClassification.from_pretrained(folder)
-    content = json.loads((folder / "flexact.json").read_text())
+    content = json.loads((folder / "config.json").read_text())["flexact"]
     content["picks"][LAYER.format(2)] = "relu"
     (tmp_path / "other.json").write_text(json.dumps(content))
     with pytest.raises(flexact.FlexActError, match=r"bert\.encoder\.layer\.2\."):
@@ -214,12 +211,9 @@ def test_t5_is_trained_saved_and_loaded(
     trainer.save_model(str(tmp_path / "own"))
     loaded = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "own")
     if picks:
-        assert (tmp_path / "own" / "flexact.json").is_file()
         with pytest.raises(flexact.FlexActError, match=r"flexact\.load_picks"):
             loaded(input_ids=IDS, labels=IDS)
         loaded = flexact.load_picks(loaded, tmp_path / "own")
-    else:
-        assert not (tmp_path / "own" / "flexact.json").exists()
     with torch.no_grad():
         ours = loaded.eval()(input_ids=IDS, labels=IDS).logits
         assert torch.equal(ours, trainer.model.eval()(input_ids=IDS, labels=IDS).logits)
@@ -315,7 +309,6 @@ def test_a_model_that_keeps_its_sites_is_marked_as_such(
         plain.save_pretrained(tmp_path / "own")
     else:
         trainer.save_model(str(tmp_path / "own"))
-        assert (tmp_path / "own" / "flexact.json").is_file()
     for folder in (tmp_path / "own", tmp_path / "out" / "checkpoint-12"):
         loaded = transformers.BertForSequenceClassification.from_pretrained(folder)
         with pytest.raises(flexact.FlexActError, match=r"flexact\.load_picks"):
@@ -362,23 +355,11 @@ def test_an_interrupted_run_can_be_committed_by_hand(routed: Build, trainer_of: 
     assert torch.equal(outputs(flexact.load_picks(loaded, tmp_path / "picks.json")), outputs(plain))
 
 
-def test_saving_to_a_used_folder_removes_old_picks(routed: Build, trainer_of: Build, tmp_path: Path) -> None:
-    trainer = FlexActCallback().wrap(trainer_of(routed("penultimate")))
-    trainer.save_model(str(tmp_path / "own"))
-    assert (tmp_path / "own" / "flexact.json").is_file()
-    trainer.train()
-    trainer.save_model(str(tmp_path / "own"))
-    assert trainer.flexact.selection.picks == {POOLER: "tanh"}
-    assert not (tmp_path / "own" / "flexact.json").exists()
-
-
-def test_a_folder_with_files_of_two_networks_is_refused(trained: Build) -> None:
+def test_a_used_folder_has_the_picks_of_the_network_that_was_saved_last(trained: Build) -> None:
     model, folder = trained({LAYER.format(0): "relu"})
     record_picks(model, {LAYER.format(1): "relu"})
-    model.save_pretrained(folder)  # into the Trainer's folder, whose flexact.json stays
-    loaded = transformers.BertForSequenceClassification.from_pretrained(folder)
-    with pytest.raises(flexact.FlexActError, match="different picks"):
-        flexact.load_picks(loaded, folder)
+    model.save_pretrained(folder)
+    assert json.loads((folder / "config.json").read_text())["flexact"]["picks"] == {LAYER.format(1): "relu"}
 
 
 def test_picks_are_loaded_into_functional_activations(tmp_path: Path) -> None:
@@ -394,6 +375,5 @@ def test_picks_are_loaded_into_functional_activations(tmp_path: Path) -> None:
     plain = flexact.extract(model)
     record_picks(plain, picks)
     plain.save_pretrained(tmp_path)
-    write_picks(tmp_path, plain.config.flexact)
     loaded = transformers.RobertaForSequenceClassification.from_pretrained(tmp_path)
     assert torch.equal(outputs(flexact.load_picks(loaded, tmp_path)), outputs(plain))

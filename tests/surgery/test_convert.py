@@ -737,7 +737,7 @@ def test_candidates_are_a_shorthand_for_a_config_with_them() -> None:
 
 
 def test_a_config_passed_as_where_says_to_pass_it_by_name() -> None:
-    with pytest.raises(FlexActError, match=r"got a FlexConfig\. Give it by name: config="):
+    with pytest.raises(FlexActError, match=r"got a FlexConfig\. Give other arguments by name: config="):
         convert(mlp(), FlexConfig())
 
 

@@ -5,7 +5,6 @@ nothing.
 from __future__ import annotations
 
 import copy
-import json
 import pickle
 import random
 import warnings
@@ -244,7 +243,7 @@ def test_where_and_per_call_have_the_meaning_of_convert() -> None:
 def test_inputs_passed_as_where_are_an_error_that_does_not_print_them(inputs: Any) -> None:
     with pytest.raises(FlexActError) as refused:
         flexact.inspect(nn.Sequential(nn.Linear(8, 2), nn.ReLU()), inputs)
-    assert str(refused.value) == "where must select activations; got a tensor. Give inputs by name: example_inputs=..."
+    assert "got a Tensor. Give other arguments by name: config=..., example_inputs=..." in str(refused.value)
 
 
 def test_a_model_without_activations_and_one_that_is_an_activation() -> None:
@@ -271,7 +270,7 @@ def test_activations_that_cannot_be_read_or_rewritten_are_rows_with_the_reason()
 
     rows = flexact.inspect(nn.Sequential(nn.ReLU(), Hidden()), example_inputs=torch.randn(1, 2)).rows
     assert [(row.name, row.converted) for row in rows] == [("0", True), ("1", False), ("1.leaky_relu", True)]
-    assert [row.function for row in rows] == ["relu", "tanh", "leaky_relu"]
+    assert [row.function for row in rows] == ["relu", "", "leaky_relu"]
     assert "tanh in line" in rows[1].reason
 
 
@@ -293,21 +292,6 @@ def test_the_frame_has_a_row_per_activation() -> None:
     assert list(frame["function"]) == ["relu", "sigmoid"]
     assert list(frame["converted"]) == [True, False]
     assert list(frame["names"]) == [("0",), ("1",)]
-
-
-def test_html_escapes_names_and_json_round_trips() -> None:
-    model = nn.Sequential()
-    model.add_module("<b>", nn.ReLU())
-    model.add_module("s", nn.Sigmoid())
-    inspection = flexact.inspect(model, example_inputs=torch.randn(1, 2))
-    page = inspection._repr_html_()
-    assert "<td>&lt;b&gt;</td>" in page
-    assert page.count("<tr>") == 3
-    data = json.loads(json.dumps(inspection.to_dict()))
-    assert data == inspection.to_dict()
-    assert data["rows"][0]["names"] == ["<b>"]
-    assert data["rows"][0]["shapes"] == [[1, 2]]
-    assert data["rows"][1]["reason"] == "a sigmoid, which is a gate or an output"
 
 
 def test_the_rows_that_are_converted_are_the_sites_in_order() -> None:

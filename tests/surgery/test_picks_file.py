@@ -1,4 +1,4 @@
-"""Tests of flexact.json: which files are refused, and how picks are loaded."""
+"""Tests of `flexact.load_picks`: which files are refused, and how picks are loaded."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ def network() -> nn.Module:
 
 
 def write(folder: Path, content: Any) -> Path:
-    path = folder / "flexact.json"
+    path = folder / "picks.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     return path
 
 
-def test_the_file_and_its_folder_are_equivalent(tmp_path: Path) -> None:
+def test_a_file_and_the_folder_of_a_checkpoint_are_equivalent(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
-    for given in (path, tmp_path, str(path)):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "flexact": GOOD}))
+    for given in (path, str(path), tmp_path, tmp_path / "config.json"):
         model = flexact.load_picks(network(), given)
         assert isinstance(model[1], nn.Tanh)
         assert isinstance(model[3], nn.GELU)
@@ -37,8 +38,8 @@ def test_the_file_and_its_folder_are_equivalent(tmp_path: Path) -> None:
 def test_nothing_changes_if_the_picks_are_in_place(tmp_path: Path) -> None:
     model = network()
     before = list(model)
-    write(tmp_path, {**GOOD, "picks": {"1": "relu", "3": "original"}})
-    assert list(flexact.load_picks(model, tmp_path)) == before
+    path = write(tmp_path, {**GOOD, "picks": {"1": "relu", "3": "original"}})
+    assert list(flexact.load_picks(model, path)) == before
 
 
 def test_hooks_of_an_activation_stay_and_a_model_that_is_one_is_replaced() -> None:
@@ -64,11 +65,10 @@ class Calls(nn.Module):
         return torch.relu(h) + 1
 
 
-def test_a_functional_call_gets_its_pick(tmp_path: Path) -> None:
+def test_a_functional_call_gets_its_pick() -> None:
     routed = flexact.convert(nn.Sequential(Calls()))
     (name,) = flexact.selection(routed).picks
-    write(tmp_path, {**GOOD, "picks": {name: "sigmoid"}})
-    model = flexact.load_picks(nn.Sequential(Calls()), tmp_path)
+    model = flexact.load_picks(nn.Sequential(Calls()), {name: "sigmoid"})
     h = torch.linspace(-2, 2, 9)
     assert torch.equal(model(h), torch.sigmoid(h) + 1)
 
@@ -126,15 +126,15 @@ def test_a_selection_by_channel_is_reported(tmp_path: Path) -> None:
     [
         ('{"flexact_picks": 1,', "truncated or damaged: invalid JSON"),
         ({"flexact_selection": 4, "rows": []}, r"has version 4, and this flexact reads selections of version 3"),
-        ({"flexact_selection": 3, "rows": 3}, r"flexact\.json is not a selection: 'rows' must be a list"),
+        ({"flexact_selection": 3, "rows": 3}, r"picks\.json is not a selection: 'rows' must be a list"),
         ({"flexact_selection": 3, "rows": []}, "has no picks"),
-        ([1], "has no picks of flexact"),
-        ({**GOOD, "flexact_picks": 99}, "has version 99, but this flexact reads up to 1; update"),
-        ({**GOOD, "picks": {"1": 3}}, "'picks' must map each site or setting to a name"),
+        ([1], "has no picks that this version of flexact can read"),
+        ({**GOOD, "flexact_picks": 99}, "can read; got {'flexact_picks': 99"),
+        ({**GOOD, "picks": {"1": 3}}, "'picks' and 'original', which map each site or setting to a name"),
         ({**GOOD, "picks": {"1": "tahn"}}, "site '1': unknown candidate 'tahn'; did you mean 'tanh'"),
         ({**GOOD, "picks": {"7": "tanh"}}, "belongs to another network: this Sequential has no activation '7'"),
         ({**GOOD, "committed": False}, "had not committed to its picks yet"),
-        ({**GOOD, "committed": None}, "'committed' must be true or false"),
+        ({**GOOD, "committed": None}, "'committed', which is true or false"),
     ],
 )
 def test_an_invalid_file_is_reported(content: Any, message: str, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_picks_that_are_neither_in_memory_nor_in_a_file_are_refused(given: Any) 
 def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(flexact.FlexActError, match=r"there is no file"):
         flexact.load_picks(network(), tmp_path / "nowhere")
-    with pytest.raises(flexact.FlexActError, match=r"no flexact\.json"):
+    with pytest.raises(flexact.FlexActError, match=r"there is no file .*config\.json.*checkpoint of transformers"):
         flexact.load_picks(network(), tmp_path)
 
 
@@ -164,12 +164,13 @@ def test_a_plain_checkpoint_does_not_change_the_model(tmp_path: Path) -> None:
     assert flexact.load_picks(model, tmp_path) is model
     assert list(model) == before
     model[1] = Unpicked()
-    with pytest.raises(flexact.FlexActError, match=r"config\.json names no picks, but .* not in place yet. Pass the f"):
+    with pytest.raises(flexact.FlexActError, match=r"config\.json has no picks, but .* not in place yet. Pass the f"):
         flexact.load_picks(model, tmp_path)
     (tmp_path / "config.json").write_text('{"grids": []}')
-    with pytest.raises(
-        flexact.FlexActError, match=r"no flexact\.json in .*config\.json is not a configuration of transf"
-    ):
+    with pytest.raises(flexact.FlexActError, match=r"config\.json has no picks"):
+        flexact.load_picks(network(), tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "bert", "flexact": 3}')
+    with pytest.raises(flexact.FlexActError, match=r"config\.json has no picks"):
         flexact.load_picks(network(), tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(flexact.FlexActError, match=r"config\.json .*damaged"):
@@ -177,9 +178,8 @@ def test_a_plain_checkpoint_does_not_change_the_model(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_no_plain_network_is_reported(tmp_path: Path) -> None:
-    write(tmp_path, GOOD)
     with pytest.raises(flexact.FlexActError, match="still picking"):
-        flexact.load_picks(flexact.convert(network()), tmp_path)
+        flexact.load_picks(flexact.convert(network()), {"1": "tanh"})
     with pytest.raises(flexact.FlexActError, match=r"torch\.nn\.Module"):
         flexact.load_picks(tmp_path, network())  # type: ignore[arg-type]
 
@@ -207,5 +207,5 @@ def test_a_selection_from_before_any_pick_is_refused() -> None:
 
 def test_json_text_instead_of_a_path_is_refused() -> None:
     text = json.dumps({f"layer{number}.act": "relu" for number in range(300)})
-    with pytest.raises(flexact.FlexActError, match=r"is not a path.*json\.loads\(text\)"):
+    with pytest.raises(flexact.FlexActError, match=r"cannot be read.*json\.loads\(text\)"):
         flexact.load_picks(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), text)

@@ -29,7 +29,6 @@ from flexact.policy.schedule import Schedule
 from flexact.routing.layer import FlexAct
 from flexact.routing.sites import blend, sites_of
 from flexact.surgery.convert import commit, extract
-from flexact.surgery.picks_file import CONFIG_FIELD, FILE, write_picks
 
 if find_spec("transformers") is None:
     raise missing_extra("transformers", "transformers")
@@ -164,16 +163,9 @@ class FlexActCallback(TrainerCallback):
             require_load_picks(self._trainer.model, current.leading, committed)
 
     def save(self, folder: Path) -> None:
-        """Write the state of the schedule and flexact.json into a checkpoint folder, if the checkpoint needs them."""
+        """Write the state of the schedule into a checkpoint folder during training."""
         if self.running is not None:
             save_schedule(folder, self.running)
-        if not self._records_picks:
-            return
-        description = getattr(self._trainer.model.config, CONFIG_FIELD, None)
-        if description is not None:
-            write_picks(folder, description)
-        else:
-            (folder / FILE).unlink(missing_ok=True)  # from an earlier save into this folder
 
 
 def _checked_sites(model: Any, extracts: bool) -> list[FlexAct]:

@@ -124,7 +124,7 @@ def record_picks(model: nn.Module, picks: Mapping[str, str]) -> None:
 
 
 def require_load_picks(model: nn.Module, picks: Mapping[str, str], committed: bool) -> None:
-    """Set the configuration so that a checkpoint needs `flexact.load_picks`, with the content of flexact.json."""
+    """Set the configuration so that a checkpoint needs `flexact.load_picks`, and record the picks in it."""
     restore_settings(model)
     original = settings_of(model)
     for setting, value in _with_activation(original, UNPICKED).items():

@@ -18,7 +18,7 @@ from torch import fx, nn
 from flexact.surgery.calls import Call, Reading
 from flexact.surgery.finding import Findings, Found
 from flexact.surgery.fused_site import is_plain, is_sequential, is_untouched
-from flexact.surgery.rewriting import SEQUENTIAL, Edit, Place, edited_class, place_of
+from flexact.surgery.rewriting import SEQUENTIAL, Edit, edited_class, place_of
 from flexact.surgery.scope import UNKNOWN, Scope, end_of, is_fresh, is_unshared_after, target_of
 
 
@@ -30,8 +30,8 @@ class Fused:
     """The new type of each submodule whose forward has something to fuse."""
     sites: set[str] = field(default_factory=set)
     """The names of the sites that are fused in at least one call."""
-    obstacles: list[str] = field(default_factory=list)
-    """The reasons why other sites are not fused; at least one."""
+    obstacle: str = ""
+    """Why other sites are not fused."""
 
 
 def find_fused(model: nn.Module, chosen: list[Found], findings: Findings, classes: dict[nn.Module, type]) -> Fused:
@@ -45,20 +45,19 @@ def find_fused(model: nn.Module, chosen: list[Found], findings: Findings, classe
         edits, fused = {SEQUENTIAL}, set[str]()
         if is_sequential(owner):
             fused = _after_norms(owner) & own_sites
-        elif isinstance(owner, fx.GraphModule) and not found.obstacles:
+        elif isinstance(owner, fx.GraphModule):
             reason = "a torch.fx.GraphModule has no source to rewrite; convert it before it is traced"
-            found.obstacles.append(f"{name or type(owner).__name__}: {reason}")
+            found.obstacle = f"{name or type(owner).__name__}: {reason}"
         elif "forward" not in vars(owner) and own_sites:
             edits, fused = _edits(findings.readings[id(owner)], own_sites, names)
         if fused:
             found.classes[owner] = edited_class(classes.get(owner, type(owner)), edits)
             found.sites |= {prefix + site for site in fused}
-    has_norm = any(is_plain(module, nn.BatchNorm2d) for module in model.modules())
-    found.obstacles.append(
-        "no nn.BatchNorm2d has an output that only a site reads"
-        if has_norm
-        else "the model has no nn.BatchNorm2d without hooks; SyncBatchNorm and other subclasses are left alone"
-    )
+    if not any(is_plain(module, nn.BatchNorm2d) for module in model.modules()):
+        found.obstacle = (
+            "the model has no nn.BatchNorm2d without hooks; SyncBatchNorm and other subclasses are left alone"
+        )
+    found.obstacle = found.obstacle or "no nn.BatchNorm2d has an output that only a site reads"
     return found
 
 
@@ -77,16 +76,13 @@ def _edits(reading: Reading, sites: set[str], names: dict[Call, str]) -> tuple[s
     fused: set[str] = set()
     for method, scope in reading.scopes.items():
         own = [call for call in reading.calls if call.edit.method == method and call.edit.kind == "call"]
-        called = {
-            call.edit.place: (names.get(call, call.edit.child), names.get(call, call.child or ""))
-            for call in own
-            if call in names or call.child in sites
-        }
+        called: dict[ast.AST, Call] = {call.node: call for call in own if call in names or call.child in sites}
         for way in _Method(scope, called.keys()).ways() if called and scope.self_name else ():
-            child, site = called[place_of(way[-1].node, scope.function)]
+            call = called[way[-1].node]
             for kind, node in way:
-                edits.add(Edit(method, kind, place_of(node, scope.function), child if kind == "site" else ""))
-            fused.add(site)
+                child = names.get(call, call.edit.child) if kind == "site" else ""
+                edits.add(Edit(method, kind, place_of(node, scope.function), child))
+            fused.add(names.get(call, call.child or ""))
     return edits, fused
 
 
@@ -108,7 +104,7 @@ class _Link(NamedTuple):
 class _Method:
     """Follows the results of a method's batch norms to the sites that use them."""
 
-    def __init__(self, scope: Scope, sites: Set[Place]) -> None:
+    def __init__(self, scope: Scope, sites: Set[ast.AST]) -> None:
         self.scope = scope
         self.sites = sites
 
@@ -133,7 +129,7 @@ class _Method:
         while True:
             parent = self.scope.parents[node]
             if isinstance(parent, ast.Call) and parent.args == [node]:
-                if place_of(parent, self.scope.function) in self.sites:
+                if parent in self.sites:
                     return [*links, _Link("site", parent)]
                 if parent.keywords or not is_plain(self.scope.value(parent.func), nn.Identity):
                     return []

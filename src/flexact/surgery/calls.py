@@ -47,6 +47,7 @@ class Call:
 
     reading: Reading
     edit: Edit
+    node: ast.Call
     module: nn.Module
     """A module that computes the same as the call."""
     child: str | None
@@ -64,8 +65,13 @@ class Call:
     @property
     def lines(self) -> Iterator[tuple[str, int]]:
         """The file and the lines of the call."""
-        code, (start, _, end, _) = self.reading.scopes[self.edit.method].function.__code__, self.edit.place
-        return ((code.co_filename, code.co_firstlineno + line) for line in range(start, end + 1))
+        file = self.scope.function.__code__.co_filename
+        return ((file, line) for line in range(self.node.lineno, int(self.node.end_lineno or 0) + 1))
+
+    @property
+    def scope(self) -> Scope:
+        """The method in which the call is."""
+        return self.reading.scopes[self.edit.method]
 
 
 class Reading:
@@ -76,7 +82,7 @@ class Reading:
         self.scopes: dict[str, Scope] = {}
         """The methods that were read."""
         self.calls: list[Call] = []
-        self.asked: set[str] = set()
+        self.used_otherwise: set[str] = set()
         """The attributes that a method assigns, or uses for more than calls with one argument."""
         self.place = -0.5
         """The index of the last child that is used in the source read so far, plus one half."""
@@ -144,29 +150,31 @@ class Reading:
                         self._check(method, self._scope(function))
 
     def _check(self, method: str, scope: Scope) -> None:
-        """Notice each attribute of a submodule that a method reads."""
+        """Note what a method reads of the submodules, in a module that it names or in any that a variable may hold."""
         calls = scope.nodes_of(ast.Call)
         called = {call.func for call in calls}
-        firsts = [call for call in calls if scope.value(call.func) is next and len(call.args) == 1]
-        in_firsts = {node for call in firsts for node in ast.walk(call)}
+        firsts = {
+            one for call in calls if scope.value(call.func) is next and len(call.args) == 1 for one in ast.walk(call)
+        }
         for holder, name, node, by in _reads(scope, method):
-            value = scope.value(holder)
             is_super = isinstance(holder, ast.Call) and scope.value(holder.func) is super
-            known = self if is_super else self.readings.get(id(value))
-            if known is not None and isinstance(node, ast.Attribute):
-                known.check(name)
-            reading = known or self
-            is_first = name in _LISTS_TENSORS and node in in_firsts
-            if is_first and not _begins_with_activation(reading.owner):
-                continue
+            value = self.owner if is_super else scope.value(holder)
+            known = self.readings.get(id(value))
             if known is not None:
-                known.notice(name, by, node)
-            elif value is UNKNOWN and (name == "_modules" or (node in called and name not in _APPLIES)):
-                self.notice(name, by, node, is_deep=True)  # it may be any submodule
-            is_variable = value is UNKNOWN and isinstance(holder, ast.Name) and node not in called
-            if is_variable or (known is not None and attribute_of(known.owner, name) is UNKNOWN):
-                for one in reading.settings.get(name, ()):  # a submodule, or an object that delegates to one
-                    one.notice(name, by, node)
+                known.check(name)
+            elif value is not UNKNOWN:
+                continue
+            reading = known or self  # a variable may hold any submodule
+            is_named = known is not None or node in called or name == "_modules"
+            if is_named and name in _LISTS_CHILDREN:
+                for module in reading.owner.modules() if known is None or name in _LISTS_ALL else [reading.owner]:
+                    self.readings[id(module)].is_listed = True
+            is_first = node in firsts and not _begins_with_activation(reading.owner)
+            if (is_named and name in _LISTS_TENSORS and not is_first) or (known is not None and name in _APPLIES):
+                reading.conflicts[nn.Module] = f"{by} iterates over the parameters or buffers, and a site adds some"
+            if (node not in called and attribute_of(value, name) is UNKNOWN) or is_activation(reading.owner):
+                for one in reading.settings.get(name, ()):
+                    one.conflicts[nn.Module] = f"{by} reads {ast.unparse(node)}"
 
     @functools.cached_property
     def settings(self) -> dict[str, list[Reading]]:
@@ -176,16 +184,6 @@ class Reading:
             for name in vars(module).keys() - _OF_ALL_MODULES:
                 found.setdefault(name, []).append(self.readings[id(module)])
         return found
-
-    def notice(self, name: str, by: str, node: ast.AST, is_deep: bool = False) -> None:
-        """Note that an attribute of this module is read. is_deep: whether it may be an attribute of any submodule."""
-        if name in _LISTS_CHILDREN:
-            for module in self.owner.modules() if is_deep or name in _LISTS_ALL else [self.owner]:
-                self.readings[id(module)].is_listed = True
-        if name in _LISTS_TENSORS | _APPLIES:
-            self.conflicts[nn.Module] = f"{by} iterates over the parameters or buffers, and a site adds some"
-        if is_activation(self.owner):
-            self.conflicts[nn.Module] = f"{by} reads {ast.unparse(node)}"
 
     def obstacle(self) -> str | None:
         """Return why the methods must not be rewritten; None if they may."""
@@ -263,7 +261,7 @@ class _Reader(ast.NodeVisitor):
 
     def _note_other_use(self, node: ast.expr) -> None:
         if isinstance(node, ast.Attribute) and (reading := self.reading.readings.get(id(self.scope.value(node.value)))):
-            reading.asked.add(node.attr)
+            reading.used_otherwise.add(node.attr)
 
     def _add(self, node: ast.Call, target: Any, child: str | None) -> bool:
         """Add an activation call, if its arguments are a tensor and constants. Return whether they are."""
@@ -283,7 +281,7 @@ class _Reader(ast.NodeVisitor):
             edit = Edit(self.method, f"{kind} method" if isinstance(target, str) else kind, place)
             is_plain = not overwrites and (isinstance(target, str) or len(node.args) + len(node.keywords) == 1)
         if module is not None:
-            reading.calls.append(Call(reading, edit, module, child, is_plain, reading.place))
+            reading.calls.append(Call(reading, edit, node, module, child, is_plain, reading.place))
         return module is not None
 
 

@@ -11,9 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from flexact.candidates.recognition import is_kind_of_activation
 from flexact.candidates.registry import known_names
-from flexact.config import FlexConfig
 from flexact.errors import FlexActError, suggestion
 from flexact.routing.layer import FlexAct
 from flexact.routing.sharding import fsdp_modules
@@ -54,9 +52,9 @@ def choose(model: nn.Module, where: Where, example_inputs: Any, per_call: bool, 
 def check_chosen(choice: Choice, where: Where) -> None:
     """Raise if nothing was chosen."""
     if not choice.sites:
-        told = getattr(where, "__name__", "the function") if callable(where) else repr(where)
+        given = getattr(where, "__name__", "the function") if callable(where) else repr(where)
         lines = listed("Skipped; to convert one of these, name it in where", choice.skipped)
-        raise FlexActError("\n".join([f"no activation matched where={told}. {choice.findings.told()}", *lines]))
+        raise FlexActError("\n".join([f"no activation matched where={given}. {choice.findings.summary()}", *lines]))
 
 
 def _chosen(findings: Findings, where: Where, seen: dict[int, Seen] | None, skipped: dict[str, str]) -> list[Found]:
@@ -64,40 +62,37 @@ def _chosen(findings: Findings, where: Where, seen: dict[int, Seen] | None, skip
     found = [one for one in findings.found if one.name not in skipped]
     if seen is not None:
         found = sorted(found, key=lambda one: seen[id(one)].first if id(one) in seen else math.inf)
-    if callable(where):
-        return [one for one in found if any(where(name, one.original) for name in one.answers_to)]
     if where == "all":
         return found
     if where == "penultimate":
         if seen is not None:
             found = sorted((one for one in found if id(one) in seen), key=lambda one: seen[id(one)].last)
         return found[-1:]
-    return _matching(findings, found, _patterns(where))
+    if not callable(where):
+        _check_patterns(findings, found, _patterns(where))
+    return [one for one in found if _selects(where, one)]
 
 
-def _matching(findings: Findings, found: list[Found], patterns: list[str]) -> list[Found]:
-    chosen: set[int] = set()
-    for pattern in patterns:
-        if not isinstance(pattern, str):
-            raise FlexActError(f"where takes names or patterns, as strings; got {pattern!r}.")
-        matched = {id(one) for one in found for name in one.answers_to if _matches(name, pattern)}
-        if not matched:
-            known = [*HIDDEN, *(name for one in found for name in one.answers_to)]
-            hint = suggestion(pattern, known)
-            hint += " Functions to pick from are given by name: candidates=..." * (pattern in known_names())
-            raise FlexActError(f"no activation matched where={pattern!r}{hint} {findings.told()}")
-        chosen |= matched
+def _check_patterns(findings: Findings, found: list[Found], patterns: list[str]) -> None:
+    """Raise unless there are patterns, and each of them matches an activation."""
     if not patterns:
-        raise FlexActError(f"where is empty. {findings.told()}")
-    return [one for one in found if id(one) in chosen]
+        raise FlexActError(f"where is empty. {findings.summary()}")
+    for pattern in patterns:
+        if not any(_selects(pattern, one) for one in found):
+            hint = suggestion(pattern, [*HIDDEN, *(name for one in found for name in one.answers_to)])
+            hint += " Functions to pick from are given by name: candidates=..." * (pattern in known_names())
+            raise FlexActError(f"no activation matched where={pattern!r}{hint} {findings.summary()}")
+
+
+def _selects(where: Where, one: Found) -> bool:
+    if callable(where):
+        return any(where(name, one.original) for name in one.answers_to)
+    names = [(name, pattern) for name in one.answers_to for pattern in _patterns(where)]
+    return any(fnmatch.fnmatchcase(name, pattern) or name.startswith(f"{pattern}.") for name, pattern in names)
 
 
 def _patterns(where: str | Sequence[str]) -> list[str]:
     return [where] if isinstance(where, str) else list(where)
-
-
-def _matches(name: str, pattern: str) -> bool:
-    return fnmatch.fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")
 
 
 def check_convertible(model: nn.Module, verb: str) -> None:
@@ -109,51 +104,45 @@ def check_convertible(model: nn.Module, verb: str) -> None:
             "this model has FlexAct sites already; a model is converted once. To choose other sites, convert a fresh "
             "one."
         )
-    wrap = "and wrap what convert returns"
-    for is_unsuitable, what, then in (
-        (isinstance(model, torch.jit.ScriptModule), "a TorchScript module", wrap),
-        (isinstance(model, nn.parallel.DistributedDataParallel), "wrapped in DistributedDataParallel", wrap),
-        (isinstance(model, nn.DataParallel), "wrapped in DataParallel", wrap),
-        (
-            fsdp_modules(model, "FSDPModule", "FullyShardedDataParallel"),
-            "sharded by FSDP",
-            "and shard what convert returns",
-        ),
-        (hasattr(model, "_orig_mod") or model._compiled_call_impl, "compiled already", "then call torch.compile"),
+    for is_unsuitable, what in (
+        (isinstance(model, torch.jit.ScriptModule), "a TorchScript module"),
+        (isinstance(model, nn.parallel.DistributedDataParallel), "wrapped in DistributedDataParallel"),
+        (isinstance(model, nn.DataParallel), "wrapped in DataParallel"),
+        (fsdp_modules(model, "FSDPModule", "FullyShardedDataParallel"), "sharded by FSDP"),
+        (hasattr(model, "_orig_mod") or model._compiled_call_impl, "compiled already"),
     ):
         if is_unsuitable:
-            raise FlexActError(f"this model is {what}; convert the plain model first, {then}.")
+            raise FlexActError(
+                f"this model is {what}; convert the plain model first, and wrap, shard or compile what convert returns."
+            )
 
 
 def check_where(where: Any) -> None:
-    """Raise if `where` has an unsupported type."""
-    if isinstance(where, FlexConfig):
-        raise FlexActError("where must select activations; got a FlexConfig. Give it by name: config=...")
+    """Raise if `where` has an unsupported type. The error does not print the value, which may be a large tensor."""
     if isinstance(where, type):
         raise FlexActError(
             f"where takes names, or a function of a name and a module; got the class {where.__name__}. To choose by "
             f"type, give where=lambda name, module: isinstance(module, {where.__name__})."
         )
-    if isinstance(where, nn.Module) or not (isinstance(where, (str, Sequence, Set)) or callable(where)):
+    patterns = where if isinstance(where, (Sequence, Set)) else () if callable(where) else [where]
+    wrong = [one for one in patterns if not isinstance(one, str)]
+    wrong += [where] if isinstance(where, nn.Module) else []
+    if wrong:
         raise FlexActError(
-            f"where must be 'all', 'penultimate', names or patterns, or a function of a name and a module; got "
-            f"{where!r:.80}."
+            "where must be 'all', 'penultimate', names or patterns as strings, or a function of a name and a module; "
+            f"got a {type(wrong[0]).__name__}. Give other arguments by name: config=..., example_inputs=..."
         )
 
 
-def asked_for(model: nn.Module, where: Where, left_alone: dict[str, str]) -> dict[str, str]:
-    """Return what was left alone, without the activations that `where` does not select. Submodules whose forward could
-    not be read are kept, because they may contain an activation that `where` selects."""
-    modules = dict(model.named_modules(remove_duplicate=False))
-
-    def asked(name: str) -> bool:
-        if where in HIDDEN or name not in modules or not is_kind_of_activation(modules[name]):
-            return True
-        if callable(where):
-            return where(name, modules[name])
-        return any(_matches(name, pattern) for pattern in _patterns(where))
-
-    return {name: reason for name, reason in left_alone.items() if asked(name)}
+def asked_for(findings: Findings, where: Where) -> dict[str, str]:
+    """Return what is left alone, and the reason, without the activation modules that `where` does not select. Of calls
+    that are left alone it is not known whether `where` selects them."""
+    left = [one for one in findings.all if one.reason]
+    return {
+        one.name or type(one.original).__name__: one.reason
+        for one in left
+        if where in HIDDEN or one.kind != "module" or _selects(where, one)
+    }
 
 
 def listed(title: str, lines: dict[str, str]) -> list[str]:

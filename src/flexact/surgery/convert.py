@@ -107,19 +107,19 @@ def convert(
     lines_left = findings.lines_left(chosen)
     if skipped:
         _log.info("%s", "\n".join(listed("skipped; to convert one of these, name it in where", skipped)))
-    told = listed("flexact.convert left these as they are", asked_for(model, where, findings.left_alone))
-    told += listed("these functions are not among the candidates, so their sites cannot keep them", _lost(sites))
+    warned = listed("flexact.convert left these as they are", asked_for(findings, where))
+    warned += listed("these functions are not among the candidates, so their sites cannot keep them", _lost(sites))
     if fuse:
         fused = find_fused(model, chosen, findings, classes)
         classes |= fused.classes
         if fused.classes:
             count = sum(not fused.sites.isdisjoint(one.names) for one in chosen)
-            others = "" if count == len(chosen) else f"; the others: {'; '.join(fused.obstacles[:3])}"
+            others = "" if count == len(chosen) else f"; the others: {fused.obstacle}"
             _log.info("fused %d of %d sites%s", count, len(chosen), others)
         else:
-            told.append(f"flexact.convert fused nothing in this model: {fused.obstacles[0]}")
-    if told:
-        warnings.warn("\n".join(told), stacklevel=2)
+            warned.append(f"flexact.convert fused nothing in this model: {fused.obstacle}")
+    if warned:
+        warnings.warn("\n".join(warned), stacklevel=2)
     group_of = share if callable(share) else None
     groups_of(sites, group_of)  # raises if the groups are invalid
     # From here on nothing can fail.

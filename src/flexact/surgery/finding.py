@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -43,13 +43,13 @@ _NOTHING = (
 
 @dataclass(eq=False)
 class Found:
-    """An activation that can become a site."""
+    """An activation that can become a site, or that is left alone; or a submodule whose calls are left alone."""
 
     kind: Kind
     names: list[str]
     """The names of the site in the model's tree; several for a shared module."""
     original: nn.Module
-    """The module itself, or one that computes the same as the call."""
+    """The module itself, or one that computes the same as the call. Of calls that are left alone, the submodule."""
     owner: nn.Module
     """The submodule that makes the call or stores the function; the model for a module."""
     calls: list[Call] = field(default_factory=list)
@@ -58,6 +58,8 @@ class Found:
     child: str | None = None
     """The name of the attribute that is called; `where` can use it for all calls of that attribute."""
     place: Place = ()
+    reason: str = ""
+    """Why it is left alone; empty if it can become a site."""
 
     @property
     def name(self) -> str:
@@ -80,10 +82,6 @@ class Findings:
         self.per_call = per_call
         self.readings: dict[int, Reading] = {}
         """The readings of the submodules' sources, by the id of the submodule."""
-        self.left_alone: dict[str, str] = {}
-        """The activations that cannot be sites, or the submodules whose activations cannot, and the reason."""
-        self.conflicting: dict[str, Found] = {}
-        """The activations in `left_alone` whose use in a method prevents a site, by name."""
         self.places: dict[str, Place] = {"": ()}
         """The positions of the submodules in definition order, by name."""
         self._by_key: dict[Any, Found] = {}
@@ -110,8 +108,29 @@ class Findings:
                 self._add_module(name, module)
             elif name in first_names and not isinstance(parent, torch.jit.ScriptModule):
                 self._look_into(name, module)
-        self.found = sorted(self._by_key.values(), key=lambda one: one.place)
         self._leave_conflicts()
+
+    @property
+    def found(self) -> list[Found]:
+        """The activations that can become sites, in definition order."""
+        return [one for one in self.all if not one.reason]
+
+    @property
+    def left_alone(self) -> dict[str, str]:
+        """The activations that cannot be sites, or the submodules whose calls cannot, and the reason."""
+        return {one.name or type(one.original).__name__: one.reason for one in self.all if one.reason}
+
+    @property
+    def all(self) -> list[Found]:
+        """All activations in definition order."""
+        return sorted(self._by_key.values(), key=lambda one: one.place)
+
+    def leave_alone(self, name: str, reason: str, calls: Sequence[Call] = ()) -> None:
+        """Add a submodule that is an activation, or that makes some calls, as left alone."""
+        owner = self._modules.get(name, self.model)
+        kind: Kind = "module" if is_kind_of_activation(owner) else "call"
+        place = self.places.get(name, ())
+        self._by_key["left alone", name] = Found(kind, [name], owner, owner, [*calls], place=place, reason=reason)
 
     def reading(self, name: str) -> Reading:
         """Return the reading of a submodule."""
@@ -133,7 +152,7 @@ class Findings:
         left = [call for call in calls if call.child is None or call.child in vars(call.reading.owner)]
         return {(*line, spelling(type(call.module).__name__)) for call in left for line in call.lines}
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """Return a summary for error messages."""
         lines = [f"  {name}: {type(one.original).__name__}" for one in self.found for name in one.names]
         lines += [f"  {name}: cannot be converted: {reason}" for name, reason in self.left_alone.items()]
@@ -158,11 +177,11 @@ class Findings:
         functions = {attribute: value for attribute, value in vars(owner).items() if is_activation_function(value)}
         # The calls that become sites of their own: those of functions, and with per_call those of any attribute that is
         # called several times.
-        not_plain = {call.child for call in reading.calls if not call.is_plain} - reading.asked
+        not_plain = {call.child for call in reading.calls if not call.is_plain} - reading.used_otherwise
         apart = {None, *(functions.keys() & not_plain)}
         if self.per_call:
             count = Counter(call.child for call in reading.calls)
-            apart |= {child for child in count if count[child] > 1} - reading.asked
+            apart |= {child for child in count if count[child] > 1} - reading.used_otherwise
         calls = [call for call in reading.calls if call.child in apart]
         reasons = [f"it calls {function}, which is scripted" for function in sorted(reading.scripted)]
         reason = _reason_to_leave(owner) or (reading.obstacle() if calls else None)
@@ -171,19 +190,16 @@ class Findings:
         else:
             reasons.append(reason)
         if reasons:
-            self.left_alone[name or type(owner).__name__] = "; ".join(reasons)
+            self.leave_alone(name, "; ".join(reasons), [] if reason is None else calls)
         for attribute, function in functions.items():
             original = module_of_call(function, (), {})
             at = (*place, reading.places.get(attribute, len(owner._modules)))
             if original is not None and attribute not in apart:
-                one = Found("function", [prefix + attribute], original, owner, [], function, place=at)
-                if attribute in reading.asked:
-                    self.conflicting[one.name] = one
-                    self.left_alone[one.name] = (
-                        "its owner uses this function other than by calling it with one argument"
-                    )
-                else:
-                    self._by_key[owner, attribute] = one
+                is_asked = attribute in reading.used_otherwise
+                reason = "its owner uses this function other than by calling it with one argument" * is_asked
+                names = [prefix + attribute]
+                one = Found("function", names, original, owner, function=function, place=at, reason=reason)
+                self._by_key[owner, attribute] = one
 
     def _add_calls(self, prefix: str, reading: Reading, calls: list[Call], place: Place) -> None:
         owner = reading.owner
@@ -214,7 +230,8 @@ class Findings:
         if is_sequential(parent):
             grandparent, _, own = path.rpartition(".")
             is_listed = (
-                own in self.readings[id(self._modules[grandparent])].asked or self.readings[id(parent)].is_listed
+                own in self.readings[id(self._modules[grandparent])].used_otherwise
+                or self.readings[id(parent)].is_listed
             )
             return is_listed or not self._is_new(name)
         return not calls and (
@@ -242,8 +259,7 @@ class Findings:
         for one in self.found:
             is_in_place = one.kind == "module" and getattr(one.original, "inplace", False)
             if is_in_place and any(name and self._is_seen(name) for name in one.names):
-                self.conflicting[one.name] = one
-                self.left_alone[one.name] = "it works in place, and other code may read its input; use inplace=False"
+                one.reason = "it works in place, and other code may read its input; use inplace=False"
             rewritten = {homes(type(call.reading.owner))[0] for call in one.calls}
             parts = [name.split(".") for name in one.names if name]
             around = {".".join(path[:i]) for path in parts for i in range(len(path) + (one.kind == "module"))}
@@ -251,9 +267,7 @@ class Findings:
                 for kind, reason in self.readings[id(self._modules[name])].conflicts.items():
                     is_swapped = one.kind == "module" and isinstance(one.original, kind)
                     if kind is nn.Module or is_swapped or kind in rewritten:
-                        self.conflicting[one.name] = one
-                        self.left_alone[one.name] = reason
-        self.found = [one for one in self.found if one.name not in self.conflicting]
+                        one.reason = reason
 
 
 def _reason_to_leave(module: nn.Module) -> str | None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from html import escape
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, fx, nn
+from torch import nn
 
-from flexact.candidates.recognition import function_name, is_kind_of_activation, key_of
+from flexact.candidates.recognition import function_name, key_of
 from flexact.candidates.registry import ORIGINAL
 from flexact.errors import FlexActError, missing_extra
 from flexact.io.text_tables import aligned, cut, printable
@@ -25,7 +23,6 @@ from flexact.surgery.run_order import Seen
 if TYPE_CHECKING:
     import pandas
 
-VERSION = 1
 _LONGEST_NAME = 48
 
 
@@ -40,18 +37,18 @@ class Activation:
     """A candidate's name, or the module with its settings; empty where only a running model would show it."""
     kind: str
     """"module", "call" (F.relu(x) in a method) or "function" (a stored one: self.act = F.relu)."""
-    lines: tuple[str, ...]
+    lines: tuple[str, ...] = ()
     """The file and the line of each call in the source, where they are rewritten: "net.py:12"."""
-    calls: int | None
+    calls: int | None = None
     """The number of calls in one forward; None without example inputs."""
-    shapes: tuple[tuple[int, ...], ...]
+    shapes: tuple[tuple[int, ...], ...] = ()
     """The shapes of its inputs in one forward, each once."""
-    converted: bool
-    reason: str
+    converted: bool = False
+    reason: str = ""
     """Why it is left alone; empty if it is converted."""
-    fused: bool
+    fused: bool = False
     """Whether `convert(..., fuse=True)` runs it together with the batch norm before it."""
-    why_not_fused: str
+    why_not_fused: str = "it is not converted"
 
     @property
     def name(self) -> str:
@@ -69,18 +66,13 @@ class Inspection:
         """The names of the sites that `convert` would make, in the order of the rows."""
         return [row.names[0] for row in self.rows if row.converted]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the table in plain JSON types, with the version of the format."""
-        rows = [{key: _plain(value) for key, value in asdict(row).items()} for row in self.rows]
-        return {"flexact_inspection": VERSION, "rows": rows}
-
     def to_frame(self) -> pandas.DataFrame:
         """Return a pandas table: one row per activation, with the fields of `Activation` as columns."""
         try:
             import pandas
         except ImportError:
             raise missing_extra("pandas", "frame") from None
-        frame: pandas.DataFrame = pandas.DataFrame([asdict(row) for row in self.rows])
+        frame: pandas.DataFrame = pandas.DataFrame([vars(row) for row in self.rows])
         return frame
 
     def __str__(self) -> str:
@@ -88,19 +80,11 @@ class Inspection:
             return "no activation was found in this model"
         notes: dict[str, int] = {}
         rows = self._cells(notes)
-        columns = {title: [row[title] for row in rows] for title in _TITLES}
+        columns = {title: [row[title] for row in rows] for title in rows[0]}
         columns["name"] = cut(columns["name"], _LONGEST_NAME)
         return "\n".join([*aligned(columns), *(f"{number}: {printable(note)}" for note, number in notes.items())])
 
     __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        notes: dict[str, int] = {}
-        head = "".join(f"<th>{title}</th>" for title in _TITLES)
-        rows = ["".join(f"<td>{escape(cell)}</td>" for cell in row.values()) for row in self._cells(notes)]
-        body = "".join(f"<tr>{row}</tr>" for row in rows)
-        listed = "".join(f"<li>{escape(note)}</li>" for note in notes)  # numbered from 1, as the notes are
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><ol>{listed}</ol>"
 
     def _cells(self, notes: dict[str, int]) -> list[dict[str, str]]:
         """Return the rows as text. notes: receives the reasons, each with its number in the text."""
@@ -116,9 +100,6 @@ class Inspection:
             }
             for row in self.rows
         ]
-
-
-_TITLES = ("name", "function", "kind", "calls", "input", "converted", "fused")
 
 
 def inspect(
@@ -148,51 +129,29 @@ def inspect(
             "flexact.selection(model) shows the sites and what they pick."
         )
     check_convertible(model, "inspect")
-    if any(isinstance(one, Tensor) for one in (where if isinstance(where, (tuple, list)) else [where])):
-        raise FlexActError("where must select activations; got a tensor. Give inputs by name: example_inputs=...")
     check_where(where)
     choice = choose(model, where, example_inputs, per_call)
     fused = find_fused(model, choice.sites, choice.findings, choice.findings.rewritten(choice.sites))
-    placed = [*_found(model, choice, fused), *_left_alone(model, choice)]
-    return Inspection(tuple(row for _, row in sorted(placed, key=lambda one: one[0])))
+    rows = sorted(_placed_rows(choice, fused), key=lambda one: one[0])
+    return Inspection(tuple(row for _, row in rows))
 
 
 _Order = tuple[float, Place]
 
 
-def _found(model: nn.Module, choice: Choice, fused: Fused) -> Iterator[tuple[_Order, Activation]]:
-    """Yield the rows of the activations that could be sites, with their positions."""
-    chosen = {id(one) for one in choice.sites}
-    for one in choice.findings.found:
-        is_site = id(one) in chosen
-        is_fused = is_site and not fused.sites.isdisjoint(one.names)
-        reason = "" if is_site else choice.skipped.get(one.name, "where does not select it")
-        obstacle = "it is not converted" if not is_site else "" if is_fused else _obstacle(model, one, fused)
-        seen = None if choice.seen is None else choice.seen.get(id(one), _NEVER)
-        yield (_first(seen), one.place), _row(one, seen, is_site, reason, is_fused, obstacle)
-
-
-def _left_alone(model: nn.Module, choice: Choice) -> Iterator[tuple[_Order, Activation]]:
-    """Yield the rows of the activations that cannot be sites, and of the submodules that contain such activations."""
-    findings = choice.findings
-    modules = dict(model.named_modules(remove_duplicate=False))
-    for name, reason in findings.left_alone.items():
-        one = findings.conflicting.get(name)
-        module = modules.get(name, model) if one is None or one.kind == "module" else one.owner
-        seen = None if choice.seen is None else choice.seen.get(id(module), _NEVER)
-        place = findings.places[name if name in modules else ""] if one is None else one.place
-        if one is None and not is_kind_of_activation(module):
-            calls = [call for call in findings.readings[id(module)].calls if call.child is None]
-            seen_running = re.findall(r"(\w+) in line \d+ of ", reason)  # see `surgery.watching`
-            functions = set(seen_running) or {function_name(call.module) for call in calls}
-            row = Activation(
-                (name,), ", ".join(sorted(functions)), "call", (), None, (), False, reason, False, "it is not converted"
-            )
+def _placed_rows(choice: Choice, fused: Fused) -> Iterator[tuple[_Order, Activation]]:
+    """Yield the rows of all activations with their positions."""
+    for one in choice.findings.all:
+        ran = one if not one.reason else one.original if one.kind == "module" else one.owner
+        seen = None if choice.seen is None else choice.seen.get(id(ran), _NEVER)
+        if one in choice.sites:
+            is_fused = not fused.sites.isdisjoint(one.names)
+            row = _row(one, seen, converted=True, fused=is_fused, why_not_fused="" if is_fused else fused.obstacle)
         else:
-            one = Found("module", [name], module, model) if one is None else one
-            of_module = seen if one.kind == "module" else None
-            row = _row(one, of_module, False, reason, False, "it is not converted")
-        yield (_first(seen), place), row
+            reason = one.reason or choice.skipped.get(one.name, "where does not select it")
+            is_counted = one.kind == "module" or not one.reason
+            row = _row(one, seen if is_counted else None, reason=reason)
+        yield (_first(seen), one.place), row
 
 
 _NEVER = Seen(-1, -1, [], set())
@@ -204,40 +163,28 @@ def _first(seen: Seen | None) -> float:
     return 0 if seen is None else seen.first if seen.shapes else math.inf
 
 
-def _row(one: Found, seen: Seen | None, converted: bool, reason: str, fused: bool, obstacle: str) -> Activation:
+def _row(one: Found, seen: Seen | None, **outcome: Any) -> Activation:
     places = [next(call.lines) for call in one.calls if one.kind == "call"]
     return Activation(
         tuple(name or type(one.original).__name__ for name in one.names),
-        _function(one.original),
+        _function(one),
         one.kind,
         tuple(f"{Path(file).name}:{line}" for file, line in places),
         None if seen is None else len(seen.shapes),
         () if seen is None else tuple(dict.fromkeys(seen.shapes)),
-        converted,
-        reason,
-        fused,
-        obstacle,
+        **outcome,
     )
 
 
-def _function(module: nn.Module) -> str:
+def _function(one: Found) -> str:
     """Return the candidate's name, or the module's repr if its settings differ from the candidate's."""
-    if module.state_dict():
-        return function_name(module)
-    key = key_of(module)
-    return repr(module) if key.startswith(f"{ORIGINAL}:") else key
-
-
-def _obstacle(model: nn.Module, one: Found, fused: Fused) -> str:
-    """Return why a site is not fused."""
-    parts = one.name.split(".")
-    around = [model.get_submodule(".".join(parts[:i])) for i in range(len(parts))]
-    return fused.obstacles[0 if any(isinstance(module, fx.GraphModule) for module in around) else -1]
+    if one.reason and one.kind == "call":
+        return ", ".join(sorted({function_name(call.module) for call in one.calls}))
+    if one.original.state_dict():
+        return function_name(one.original)
+    key = key_of(one.original)
+    return repr(one.original) if key.startswith(f"{ORIGINAL}:") else key
 
 
 def _noted(reason: str, notes: dict[str, int]) -> str:
     return f"no ({notes.setdefault(reason, len(notes) + 1)})"
-
-
-def _plain(value: Any) -> Any:
-    return [_plain(one) for one in value] if isinstance(value, tuple) else value

@@ -1,8 +1,7 @@
-"""flexact.json: the picks of an extracted network, for checkpoints whose format cannot record them."""
+"""Putting the picks of a trained network into a newly built one."""
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Mapping
@@ -15,7 +14,6 @@ from torch import nn
 from flexact.candidates.recognition import key_of
 from flexact.candidates.registry import ALIASES, ORIGINAL, lookup
 from flexact.errors import FlexActError
-from flexact.io.atomic_files import write_whole
 from flexact.io.json_input import parsed_json, path_of
 from flexact.observe.selection import VERSION as SELECTION_VERSION
 from flexact.observe.selection import Selection
@@ -24,9 +22,8 @@ from flexact.surgery.choosing import check_convertible
 from flexact.surgery.finding import Findings, Found
 from flexact.surgery.swapping import swap_in, swap_out, take_over_hooks
 
-FILE = "flexact.json"
 CONFIG_FIELD = "flexact"
-"""The field of a transformers configuration with the same content, which `save_pretrained` writes."""
+"""The field of a transformers configuration that contains picks which its own settings cannot express."""
 VERSION = 1
 _KEY = "flexact_picks"
 _GIVEN = "the selection"
@@ -44,37 +41,28 @@ class Unpicked(nn.Module):
 
 
 def described(picks: Mapping[str, str], original: Mapping[str, str], committed: bool = True) -> dict[str, Any]:
-    """Return the content of flexact.json, in plain JSON types.
+    """Return the content of `CONFIG_FIELD`, in plain JSON types.
 
     picks: the pick of each site. original: the activation settings of the network's configuration before conversion.
     """
     return {_KEY: VERSION, "committed": committed, "picks": dict(picks), "original": dict(original)}
 
 
-def write_picks(folder: Path, description: Mapping[str, Any]) -> None:
-    """Write flexact.json into a folder."""
-    write_whole(folder / FILE, json.dumps(description, indent=2) + "\n")
-
-
 def load_picks(model: nn.Module, picks: str | Path | Selection | Mapping[str, Any]) -> nn.Module:
     """Replace the activations of a newly built network by the picks of a trained one, and return the model.
 
-    picks: the `selection` of the trained network, its `to_dict()` or its `picks`, or a JSON file with one of these; or
-    flexact.json, or the folder of a checkpoint that contains it. The folder of a plain checkpoint, whose config.json
-    already names the picks, leaves the model unchanged.
+    picks: the `selection` of the trained network, its `to_dict()` or `picks`, or a JSON file with one of those; or the
+    folder of a checkpoint of transformers. If the config.json in that folder needs no flexact, because its own settings
+    express the picks, the model is returned unchanged.
 
-    >>> import json, pathlib, tempfile, torch, flexact
+    >>> import torch, flexact
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> picks = {"flexact_picks": 1, "committed": True, "picks": {"1": "tanh"}, "original": {}}
-    >>> _ = pathlib.Path(folder.name, "flexact.json").write_text(json.dumps(picks))
-    >>> flexact.load_picks(model, folder.name)[1]
-    Tanh()
-    >>> model[1] = torch.nn.ReLU()
     >>> trained = flexact.commit(flexact.convert(model, config=flexact.FlexConfig(candidates=("silu", "gelu", "relu"))))
     >>> fresh = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
     >>> flexact.load_picks(fresh, flexact.selection(trained))[1]
     SiLU()
+    >>> flexact.load_picks(fresh, {"1": "tanh"})[1]
+    Tanh()
     """
     if not isinstance(model, nn.Module):
         raise FlexActError(f"load_picks needs a torch.nn.Module and its picks, in this order; got {model!r:.80}.")
@@ -86,123 +74,87 @@ def load_picks(model: nn.Module, picks: str | Path | Selection | Mapping[str, An
             f"load_picks needs a selection, its dictionary, or the path of a file with it; got {given!r:.80}. Pass "
             "flexact.selection(model) of the trained network."
         )
-    file: Path | str = _GIVEN
-    if isinstance(given, Mapping):
-        description: dict[str, Any] | None = _checked(file, dict(given))
-    else:
-        file, description = read_picks(path_of(given, FILE))
+    source, data = (_GIVEN, dict(given)) if isinstance(given, Mapping) else _read(path_of(given, "picks"))
+    description = _description(source, data)
     if description is None:
         if any(isinstance(module, Unpicked) for module in model.modules()):
             raise FlexActError(
-                f"there is no {FILE} in {picks}, and {file} names no picks, but this model's activations are not in "
-                "place yet. Pass the folder that it was loaded from."
+                f"{source} has no picks, but this model's activations are not in place yet. Pass the folder that it "
+                "was loaded from."
             )
         return model
     if not description["committed"]:
-        remedy = (
-            "Resume that run (trainer.train(resume_from_checkpoint=...)) and load its final checkpoint. If you have "
-            "committed the model yourself since, pass a JSON file of flexact.selection(model).to_dict() from before "
-            "extract."
+        raise FlexActError(
+            f"{source} is from a run that had not committed to its picks yet. Resume that run "
+            "(trainer.train(resume_from_checkpoint=...)) and load its final checkpoint, or pass "
+            "flexact.selection(model).to_dict() from after flexact.commit(model)."
         )
-        if file is _GIVEN:
-            remedy = "Take the selection after the commitment, or after flexact.commit(model)."
-        raise FlexActError(f"{file} is from a run that had not committed to its picks yet. {remedy}")
     restored = _restore_originals(model, description["original"] or _originals_of(model))
     try:
         findings = Findings(model, per_call=False)
-        return _with_picks(model, findings, _named_here(model, findings.found, description["picks"], file), file)
+        return _with_picks(model, findings, _named_here(model, findings.found, description["picks"], source), source)
     except FlexActError:
         for owner, name in restored:  # otherwise the network would run with its original activations
             owner._modules[name] = Unpicked()
         raise
 
 
-def read_picks(path: Path) -> tuple[Path, dict[str, Any] | None]:
-    """Return the path of the picks file and its checked content. A config.json with that content is accepted as well;
-    the content is None if it has no picks, that is, if the checkpoint is a plain one."""
+def _read(path: Path) -> tuple[str, Any]:
+    """Return the path of the file with the picks, and its content. In a folder, that file is config.json."""
     try:
-        file = path / FILE if path.is_dir() else path
+        file = path / "config.json" if path.is_dir() else path
+        text = file.read_bytes() if file.is_file() else None
     except OSError as error:
         raise FlexActError(
-            f"{str(path)[:80]!r} is not a path ({error.strerror}). Pass the path of {FILE}, or picks in memory as a "
+            f"{str(path)[:80]!r} cannot be read ({error.strerror}). Pass the path of a file, or picks in memory as a "
             "dictionary, such as json.loads(text)."
         ) from None
-    inside = None
-    if not file.is_file() and (path / "config.json").is_file():
-        file, inside = path / "config.json", CONFIG_FIELD
-    if not file.is_file():
-        missing = f"no {FILE} in {path}" if path.is_dir() else f"no file {path}"
+    if text is None:
         raise FlexActError(
-            f"there is {missing}. Pass the folder that the trained network was saved to, its {FILE}, or a JSON file of "
-            "flexact.selection(model).to_dict()."
+            f"there is no file {file}. Pass a JSON file of flexact.selection(model).to_dict(), or the folder of a "
+            "checkpoint of transformers."
         )
     try:
-        data = parsed_json(file.read_bytes())
+        return str(file), parsed_json(text)
     except ValueError as error:
         raise FlexActError(f"{file} is truncated or damaged: invalid JSON ({error}). Save the network again.") from None
-    if inside is not None and isinstance(data, dict):
-        if inside not in data and ("model_type" in data or "architectures" in data):
-            return file, None
-        if inside not in data:
-            raise FlexActError(
-                f"there is no {FILE} in {path}, and {file} is not a configuration of transformers. Pass the folder "
-                "that the trained network was saved to."
-            )
-        data = data[inside]
-    data = _checked(file, data)
-    if inside is None and path.is_dir():
-        _check_agrees(file, data, path / "config.json")
-    return file, data
 
 
-def _checked(file: Path | str, data: Any) -> dict[str, Any]:
-    """Return the content of flexact.json, or of a selection in the same form. Raise if it is neither."""
-    if isinstance(data, dict) and "flexact_selection" in data:
-        data = _of_selection(file, data)
-    elif isinstance(data, dict) and data and _KEY not in data and all(isinstance(one, str) for one in data.values()):
-        data = described(data, {}, True)  # the form of `Selection.picks`
-    checked: dict[str, Any] = data if isinstance(data, dict) else {}
-    version = checked.get(_KEY)
-    if isinstance(version, bool) or not isinstance(version, int):
-        raise FlexActError(f"{file} has no picks of flexact: it needs {_KEY!r} with a version number.")
-    if version > VERSION:
-        raise FlexActError(f"{file} has version {version}, but this flexact reads up to {VERSION}; update flexact.")
-    for name in ("picks", "original"):
-        named = checked.get(name)
-        if not isinstance(named, dict) or not all(isinstance(value, str) for value in named.values()):
-            raise FlexActError(f"{file}: {name!r} must map each site or setting to a name; got {named!r:.80}.")
-    if not isinstance(checked.get("committed"), bool):
-        raise FlexActError(f"{file}: 'committed' must be true or false; got {checked.get('committed')!r}.")
-    for site, pick in checked["picks"].items():
+def _description(source: str, data: Any) -> dict[str, Any] | None:
+    """Return the picks in the form of `described`; None for a transformers configuration that has none."""
+    found: dict[str, Any] = data if isinstance(data, dict) else {}
+    if "model_type" in found or "architectures" in found:
+        if CONFIG_FIELD not in found:
+            return None
+        found = found[CONFIG_FIELD] if isinstance(found[CONFIG_FIELD], dict) else {}
+    elif "flexact_selection" in found:
+        found = _of_selection(source, found)
+    elif found and all(isinstance(pick, str) for pick in found.values()):
+        found = described(found, {})  # the form of `Selection.picks`
+    named = [found.get("picks"), found.get("original")]
+    are_names = all(isinstance(one, dict) and all(isinstance(name, str) for name in one.values()) for one in named)
+    if found.get(_KEY) != VERSION or not isinstance(found.get("committed"), bool) or not are_names:
+        raise FlexActError(
+            f"{source} has no picks that this version of flexact can read; got {data!r:.80}. It needs {_KEY!r}, which "
+            f"is {VERSION}, 'committed', which is true or false, and 'picks' and 'original', which map each site or "
+            "setting to a name."
+        )
+    for site, pick in found["picks"].items():
         if pick != ORIGINAL:
             try:
                 lookup(pick)
             except FlexActError as error:
-                raise FlexActError(f"{file}, site {site!r}: {error}") from None
-    return checked
+                raise FlexActError(f"{source}, site {site!r}: {error}") from None
+    return found
 
 
-def _check_agrees(file: Path, data: Mapping[str, Any], config: Path) -> None:
-    """Raise if flexact.json and the configuration in the same folder, written with the weights, name other picks."""
-    try:
-        beside = parsed_json(config.read_bytes())[CONFIG_FIELD]
-        agrees = all(beside[name] == data[name] for name in ("picks", "committed"))
-    except (OSError, ValueError, KeyError, TypeError):
-        return  # the configuration has no picks
-    if not agrees:
-        raise FlexActError(
-            f"{file} and {config} name different picks: two networks were saved to this folder. If the weights belong "
-            f"to {config.name}, as after model.save_pretrained, remove {FILE}; otherwise save the network again."
-        )
-
-
-def _of_selection(file: Path | str, data: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of flexact.json for a `Selection.to_dict`."""
+def _of_selection(source: str, data: dict[str, Any]) -> dict[str, Any]:
+    """Return the picks of a `Selection.to_dict`."""
     version = data["flexact_selection"]
     rows: Any = data.get("rows")
     if version != SELECTION_VERSION:
         raise FlexActError(
-            f"{file} has version {version!r:.80}, and this flexact reads selections of version {SELECTION_VERSION}. "
+            f"{source} has version {version!r:.80}, and this flexact reads selections of version {SELECTION_VERSION}. "
             "Use the flexact that wrote it, or write it again with flexact.selection(model).to_dict()."
         )
     try:
@@ -211,13 +163,13 @@ def _of_selection(file: Path | str, data: dict[str, Any]) -> dict[str, Any]:
         committed = all(row["committed"] for row in rows)
     except (KeyError, TypeError):
         raise FlexActError(
-            f"{file} is not a selection: 'rows' must be a list of sites with their picks; got {rows!r:.80}."
+            f"{source} is not a selection: 'rows' must be a list of sites with their picks; got {rows!r:.80}."
         ) from None
     if by_channel:
-        raise FlexActError(_by_channel(file))
+        raise FlexActError(_by_channel(source))
     if not rows or None in picks.values():
         raise FlexActError(
-            f"{file} has no picks, because it was taken before any pick was made. Take the selection after training, "
+            f"{source} has no picks, because it was taken before any pick was made. Take the selection after training, "
             "or after flexact.commit(model)."
         )
     return described(picks, {}, committed)
@@ -241,44 +193,44 @@ def _restore_originals(model: nn.Module, settings: Mapping[str, str]) -> list[tu
     paths = [path for path, module in model.named_modules(remove_duplicate=False) if isinstance(module, Unpicked)]
     if not paths:
         return []
-    unknown = f"the original activation of the network is unknown: 'original' is {settings!r}"
-    remedy = "Load the checkpoint of the trained network with its own class of transformers."
     try:
         built = built_with(model, settings)
         originals = [built.get_submodule(path) for path in paths]
+        if any(isinstance(original, Unpicked) or original.state_dict() for original in originals):
+            raise ValueError("these settings do not determine them")
     except Exception as error:  # transformers raises errors of many types
-        raise FlexActError(f"{unknown} ({type(error).__name__}: {error!s:.200}). {remedy}") from None
-    if any(isinstance(original, Unpicked) or original.state_dict() for original in originals):
-        raise FlexActError(f"{unknown}. {remedy}")
+        raise FlexActError(
+            f"the original activations of the network are unknown: 'original' is {settings!r} ({type(error).__name__}: "
+            f"{error!s:.200}). Load the checkpoint of the trained network with its own class of transformers."
+        ) from None
     slots = [(model.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2]) for path in paths]
     for (owner, name), original in zip(slots, originals, strict=True):
         owner._modules[name] = original
     return slots
 
 
-def _named_here(model: nn.Module, found: list[Found], picks: Mapping[str, str], file: Path | str) -> dict[str, str]:
+def _named_here(model: nn.Module, found: list[Found], picks: Mapping[str, str], source: str) -> dict[str, str]:
     """Return the picks by the names of the sites in this model, whose head may be missing or different."""
     here = {name for one in found for name in one.names}
-    prefix = f"{getattr(model, 'base_model_prefix', '') or ''}."
-    ways = [picks]
-    if len(prefix) > 1:
-        ways.append({name.removeprefix(prefix): pick for name, pick in picks.items()})
-        ways.append({f"{prefix}{name}": pick for name, pick in picks.items()})
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    ways = [
+        dict(picks),
+        {name.removeprefix(prefix): pick for name, pick in picks.items()},
+        {f"{prefix}{name}": pick for name, pick in picks.items()},
+    ]
     named = max(ways, key=lambda way: len(way.keys() & here))
     missing = [name for name in named if name not in here]
-    absent = [name for name in missing if not _has_part(model, name, prefix)]
     if any(name.rpartition(":")[0] in here for name in missing):
-        raise FlexActError(_by_channel(file))
-    if len(absent) < len(missing) or len(missing) == len(named) > 0:
-        wrong = next((name for name in missing if name not in absent), missing[0])
-        how = "as before flexact.convert" if file is _GIVEN else "from the checkpoint beside that file"
+        raise FlexActError(_by_channel(source))
+    wrong = [name for name in missing if len(missing) == len(named) or _has_part(model, name, prefix)]
+    if wrong:
         raise FlexActError(
-            f"{file} belongs to another network: this {type(model).__name__} has no activation {wrong!r}. Build the "
-            f"model {how}, with the class that was trained, or its encoder alone."
+            f"{source} belongs to another network: this {type(model).__name__} has no activation {wrong[0]!r}. Build "
+            "the network with the class that was trained, or its encoder alone."
         )
-    if absent:
+    if missing:
         warnings.warn(
-            f"{file}: this {type(model).__name__} has no {', '.join(absent[:5])}; these picks are ignored.",
+            f"{source}: this {type(model).__name__} has no {', '.join(missing[:5])}; these picks are ignored.",
             stacklevel=3,
         )
     return {name: ALIASES.get(pick, pick) for name, pick in named.items() if name in here}
@@ -291,22 +243,22 @@ def _has_part(model: nn.Module, name: str, prefix: str) -> bool:
     return getattr(owner, rest.partition(".")[0], None) is not None
 
 
-def _by_channel(file: Path | str) -> str:
+def _by_channel(source: str) -> str:
     return (
-        f"{file} has picks per channel, but load_picks supports one function per site. Save the extracted network as a "
-        "whole instead."
+        f"{source} has picks per channel, but load_picks supports one function per site. Save the extracted network "
+        "as a whole instead."
     )
 
 
-def _with_picks(model: nn.Module, findings: Findings, picks: Mapping[str, str], file: Path | str) -> nn.Module:
+def _with_picks(model: nn.Module, findings: Findings, picks: Mapping[str, str], source: str) -> nn.Module:
     """Replace the activations whose function is not the picked one, and return the model."""
     there = {one.name: one for one in findings.found}
     apart = [name for name in picks if name not in there]
     if apart:
         raise FlexActError(
-            f"{file} has a separate pick for {apart[0]!r}, which is one of several names of one activation: the model "
-            "was converted with per_call=True, which load_picks does not support. Save the extracted network as a "
-            "whole instead."
+            f"{source} has a separate pick for {apart[0]!r}, which is one of several names of one activation: the "
+            "model was converted with per_call=True, which load_picks does not support. Save the extracted network as "
+            "a whole instead."
         )
     wanted = {there[name]: pick for name, pick in picks.items() if pick != ORIGINAL}
     wanted = {one: pick for one, pick in wanted.items() if key_of(one.original) != pick}

@@ -14,8 +14,8 @@ import dataclasses
 import enum
 import functools
 import operator
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -61,10 +61,6 @@ def _union(uses: Iterable[_Use]) -> _Use:
     return functools.reduce(operator.or_, uses, _NONE)
 
 
-_Calls = Callable[[Scope], list[ast.Call]]
-"""Selects calls in a method."""
-
-
 def reason_to_skip(findings: Findings, found: Found) -> str | None:
     """Return why an activation is not a hidden one, as far as the source tells; None if it is hidden."""
     function = function_name(found.original)
@@ -78,12 +74,11 @@ def reason_to_skip(findings: Findings, found: Found) -> str | None:
     is_torchs = found.kind == "function" and type(found.owner).__module__.startswith("torch.nn.")
     if function not in _SQUASHING or found.names == [""] or is_torchs:
         return None
-    if found.kind == "call" and found.child is None:
-        path = found.name.rpartition(".")[0]
-        uses = _uses_of_calls(findings, path, functools.partial(_calls_of_function, function))
+    if found.kind == "call":
+        calls = [_Called(call.edit.method, call.scope, call.node) for call in found.calls]
+        uses = _uses_of_calls(findings, found.name.rpartition(".")[0], calls)
     else:
-        names = found.names if found.child is None else [found.child]
-        uses = _union(_uses_of_module(findings, name) for name in names)
+        uses = _union(_uses_of_module(findings, name) for name in found.names)
     if _Use.FACTOR in uses or any("gate" in name.rpartition(".")[2] for name in found.names):
         return "a gate: its result multiplies something"
     if _Use.LAYER in uses or (function == "relu6" and uses == _Use.RETURNED):
@@ -104,67 +99,66 @@ def _uses_of_module(findings: Findings, name: str) -> _Use:
         passes_on = all(isinstance(module, _PASSING_MODULES) for module in behind)
         return _uses_of_module(findings, ".".join(parts[:-1])) if passes_on else _Use.LAYER
     # A forward may call what its children hold: self.fc[2](x), self.block.act(x).
+    paths = [".".join(parts[:i]) for i in range(len(parts))]
     uses = _union(
-        _uses_of_calls(findings, ".".join(parts[:i]), functools.partial(_calls_of_path, parts[i:]))
-        for i in range(len(parts))
+        _uses_of_calls(findings, path, _calls_of_path(findings, path, parts[i:])) for i, path in enumerate(paths)
     )
     if isinstance(owner, nn.ModuleList) and len(parts) > 1:
         path, list_name = ".".join(parts[:-2]), parts[-2]
+        loops = [
+            (_Called(name, scope, call), loop)
+            for name, scope in findings.reading(path).methods
+            for loop in _loops_over(list_name, scope)
+            for call in calls_of_variable(loop, loop)
+        ]
         if parts[-1] == next(reversed(owner._modules)):
-            uses |= _uses_of_calls(findings, path, functools.partial(_calls_in_loops, list_name))
-        else:
-            uses |= _uses_before_the_last(findings, path, list_name)
+            uses |= _uses_of_calls(findings, path, [one for one, _ in loops])
+        else:  # what follows the loop sees only the result of the last module
+            uses |= _union(_uses(one.call, _Method(one.scope, loop)) for one, loop in loops) & _Use.FACTOR or _Use.LAYER
     return uses
 
 
-def _uses_before_the_last(findings: Findings, path: str, list_name: str) -> _Use:
-    """Return how loops over a list of modules use the result of a module that is not the last in the list."""
-    uses = _NONE
-    for _, scope in findings.reading(path).methods:
-        for loop in _loops_over(list_name, scope):
-            uses |= _union(_uses(call, _Method(scope, loop)) for call in calls_of_variable(loop, loop))
-    return uses & _Use.FACTOR or _Use.LAYER
+class _Called(NamedTuple):
+    """A call in a method."""
+
+    method: str
+    scope: Scope
+    call: ast.Call
 
 
-def _uses_of_calls(findings: Findings, path: str, calls: _Calls) -> _Use:
-    """Return the uses of the results of the selected calls in the methods of a module."""
-    uses = _NONE
-    waiting, seen = [calls], {"forward"}
-    while waiting:
-        wanted = waiting.pop()
-        for name, scope in findings.reading(path).methods:
-            own = _union(_uses(call, _Method(scope, scope.definition)) for call in wanted(scope))
-            if _Use.RETURNED in own and name == "forward":
-                uses |= _uses_of_module(findings, path)
-            elif _Use.RETURNED in own and name not in seen:
-                seen.add(name)
-                waiting.append(functools.partial(_calls_of_path, [name]))
-            uses |= own & ~_Use.RETURNED
+def _uses_of_calls(findings: Findings, path: str, calls: list[_Called]) -> _Use:
+    """Return the uses of the results of calls in the methods of a module."""
+    uses, waiting, seen = _NONE, list(calls), {"forward"}
+    for method, scope, call in waiting:
+        own = _uses(call, _Method(scope, scope.definition))
+        if _Use.RETURNED in own and method == "forward":
+            uses |= _uses_of_module(findings, path)
+        elif _Use.RETURNED in own and method not in seen:
+            seen.add(method)
+            waiting += _calls_of_path(findings, path, [method])
+        uses |= own & ~_Use.RETURNED
     return uses
 
 
-def _calls_of_function(name: str, scope: Scope) -> list[ast.Call]:
-    """Return calls such as `torch.tanh(x)`, `F.tanh(x)` and `x.tanh_()`, but not `self.tanh(x)`."""
-    calls = [call for call in scope.nodes_of(ast.Call) if _last_name(call.func).rstrip("_") == name]
-    return [call for call in calls if names_of(call.func)[:1] != [scope.self_name]]
+def _calls_of_path(findings: Findings, path: str, wanted: list[str]) -> list[_Called]:
+    """Return the calls of an attribute, such as self.fc[2](x), in the methods of a module."""
 
+    def fits(names: list[str], scope: Scope) -> bool:
+        pairs = zip(names, [scope.self_name, *wanted], strict=False)
+        return len(names) == len(wanted) + 1 and all(own in ("*", name) for own, name in pairs)
 
-def _calls_of_path(path: list[str], scope: Scope) -> list[ast.Call]:
-    def fits(names: list[str]) -> bool:
-        parts = zip(names, [scope.self_name, *path], strict=False)
-        return len(names) == len(path) + 1 and all(own in ("*", name) for own, name in parts)
-
-    return [call for call in scope.nodes_of(ast.Call) if fits(names_of(call.func))]
+    methods = findings.reading(path).methods
+    return [
+        _Called(name, scope, call)
+        for name, scope in methods
+        for call in scope.nodes_of(ast.Call)
+        if fits(names_of(call.func), scope)
+    ]
 
 
 def _loops_over(list_name: str, scope: Scope) -> list[ast.For]:
     loops = scope.nodes_of(ast.For)
     return [loop for loop in loops if [scope.self_name, list_name] in map(names_of, ast.walk(loop.iter))]
-
-
-def _calls_in_loops(list_name: str, scope: Scope) -> list[ast.Call]:
-    """Return the calls of the loop variable in loops over one of the module's lists."""
-    return [call for loop in _loops_over(list_name, scope) for call in calls_of_variable(loop, loop)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -71,7 +71,8 @@ def run_order(
             "forward takes: a tensor, a tuple of arguments, or a dictionary of keywords. If the model cannot be "
             "copied, leave example_inputs out."
         ) from error
-    findings.left_alone |= watch.found
+    for name, reason in watch.found.items():
+        findings.leave_alone(name, reason)
     return seen
 
 

@@ -37,16 +37,16 @@ class Watch(TorchFunctionMode):
     """Records the activations that run in a model and are not sites, by the name of the module that calls them.
 
     known: the calls that need no record; sigmoids: whether sigmoids are activations. path: the name of the model in
-    the one that was converted. told: the texts that were recorded before, which are not recorded again.
+    the one that was converted. reported: the texts that were recorded before, which are not recorded again.
     """
 
     def __init__(
-        self, model: nn.Module, known: Lines, sigmoids: bool, path: str = "", told: set[str] | None = None
+        self, model: nn.Module, known: Lines, sigmoids: bool, path: str = "", reported: set[str] | None = None
     ) -> None:
         super().__init__()
         self.known = known
         self.functions = ELEMENTWISE | SIGMOIDS if sigmoids else ELEMENTWISE
-        self.told = set() if told is None else told
+        self.reported = set() if reported is None else reported
         self.names = {id(module): name or type(module).__name__ for name, module in model.named_modules(prefix=path)}
         self.found: dict[str, str] = {}
 
@@ -85,8 +85,8 @@ class Watch(TorchFunctionMode):
         caller: FrameType | None = frame
         while caller is not None and id(caller.f_locals.get("self")) not in self.names:
             caller = caller.f_back
-        if caller is not None and text not in self.told:
-            self.told.add(text)
+        if caller is not None and text not in self.reported:
+            self.reported.add(text)
             name = self.names[id(caller.f_locals["self"])]
             self.found[name] = f"{self.found[name]}; {text}" if name in self.found else text
 
@@ -97,8 +97,8 @@ class _Hook:
     It is a plain object, which torch.compile can trace.
     """
 
-    def __init__(self, known: Lines, sigmoids: bool, path: str, told: set[str]) -> None:
-        self.arguments = known, sigmoids, path, told
+    def __init__(self, known: Lines, sigmoids: bool, path: str, reported: set[str]) -> None:
+        self.arguments = known, sigmoids, path, reported
         self.modes: set[bool] = set()
 
     def __call__(self, model: nn.Module, inputs: Any) -> None:
@@ -129,11 +129,11 @@ class _Hook:
 
 def watch(model: nn.Module, known: Lines, sigmoids: bool) -> None:
     """Watch a converted model, and its children of the user's types, which may be called without the model."""
-    told: set[str] = set()
+    reported: set[str] = set()
     for name, module in [("", model), *model.named_children()]:
         of_torch = isinstance(module, nn.Sequential) or type(module).__module__.startswith(("torch.", "flexact."))
         if module is model or not of_torch:
-            module.register_forward_pre_hook(_Hook(known, sigmoids, name, told))
+            module.register_forward_pre_hook(_Hook(known, sigmoids, name, reported))
 
 
 def unwatch(model: nn.Module) -> None:
