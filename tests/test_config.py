@@ -66,13 +66,6 @@ def test_the_literal_policy_is_the_papers_with_the_kl_on_the_sampled_p_and_lambd
     assert Policy.literal() == Policy.paper(kl_on="p", lam="temperature")
 
 
-def test_a_field_of_the_policy_given_to_the_config_says_where_it_belongs() -> None:
-    with pytest.raises(FlexActError, match=r"give policy=Policy\(alpha=0.3\)"):
-        FlexConfig(alpha=0.3)  # type: ignore[call-arg]
-    with pytest.raises(FlexActError, match=r"give policy=Policy\(noise=1.0\)"):
-        dataclasses.replace(FlexConfig(), noise=1.0)  # type: ignore[call-arg]
-
-
 @pytest.mark.parametrize("value", [None, "paper", {"alpha": 0.3}, FlexConfig()], ids=str)
 def test_an_object_that_is_no_policy_is_refused(value: Any) -> None:
     with pytest.raises(FlexActError, match="policy must be a Policy"):
@@ -117,7 +110,7 @@ def test_candidates_become_a_tuple() -> None:
         (("elu", "celu"), r"got elu, celu \(= elu\)\. Repeated: elu\.$"),
         ("relu", "must be a sequence of names"),
         (None, "must be a sequence of names"),
-        (("relu", 3), "given by name; got 3"),
+        (("relu", 3), "must be a sequence of names"),
         (("relu", abs), "flexact.register_candidate"),
     ],
 )
@@ -171,13 +164,13 @@ def test_bad_numbers_are_refused_and_shown(field: str, values: list[Any]) -> Non
     ],
 )
 def test_a_misspelt_choice_suggests_the_nearest(field: str, value: str, nearest: str) -> None:
-    with pytest.raises(FlexActError, match=f"{field}='{value}' is not a choice; did you mean '{nearest}'"):
+    with pytest.raises(FlexActError, match=f"unknown {field} '{value}'; did you mean '{nearest}'"):
         (Policy if field in POLICY_FIELDS else FlexConfig)(**{field: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", [True, False, 1])
 def test_an_invalid_elimination_is_refused(value: Any) -> None:
-    with pytest.raises(FlexActError, match=f"eliminate={value} .*half, one, none"):
+    with pytest.raises(FlexActError, match=f"unknown eliminate {value}.*half, one, none"):
         FlexConfig(eliminate=value)
 
 
@@ -257,11 +250,11 @@ def test_an_object_that_is_no_config_is_refused(data: Any) -> None:
 
 
 def test_an_unknown_field_suggests_the_nearest() -> None:
-    with pytest.raises(FlexActError, match="unknown config field 'temprature'; did you mean 'temperature'"):
+    with pytest.raises(FlexActError, match="unknown field of Policy 'temprature'; did you mean 'temperature'"):
         FlexConfig.from_dict({"flexact_config": 2, "policy": {"temprature": 1.0}})
-    with pytest.raises(FlexActError, match="unknown config field 'rewnd'; did you mean 'rewind'"):
+    with pytest.raises(FlexActError, match="unknown field of FlexConfig 'rewnd'; did you mean 'rewind'"):
         FlexConfig.from_dict({"flexact_config": 2, "rewnd": True})
-    with pytest.raises(FlexActError, match="unknown config field 5"):
+    with pytest.raises(FlexActError, match="unknown field of FlexConfig 5"):
         FlexConfig.from_dict({"flexact_config": 2, 5: 1.0})  # type: ignore[dict-item]
 
 

@@ -8,10 +8,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from flexact.config import FlexConfig
 from flexact.errors import FlexActError
 from flexact.policy.evidence import SIGNIFICANT, Evidence
-from flexact.policy.rounds import drops
+from flexact.policy.rounds import Plan, drops
 from flexact.routing.router import Router
 from flexact.routing.site import Site
 
@@ -23,13 +22,13 @@ class Elimination:
     significantly better.
     """
 
-    def __init__(self, router: Router, config: FlexConfig, total_steps: int, commit_step: int) -> None:
-        self._router, self._commit_step = router, commit_step
-        self._left = {site: drops(site.k, config, total_steps, commit_step) for site in router.sites}
+    def __init__(self, router: Router, plan: Plan) -> None:
+        self._router, self._commit_step, config = router, plan.commit_step, plan.config
+        self._left = {site: drops(site.k, config, plan.total_steps, plan.commit_step) for site in router.sites}
         self.steps = {step for left in self._left.values() for step in left}
         """The steps at which candidates are dropped."""
         if config.commit_at is not None:
-            self.steps.add(commit_step)
+            self.steps.add(plan.commit_step)
         spans = {drop: following - drop for drop, following in pairwise(sorted(self.steps))}
         self.settled_after = {
             drop: drop + min(round(config.policy.settle * span), span - 1) for drop, span in spans.items()

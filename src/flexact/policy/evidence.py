@@ -55,35 +55,52 @@ class Contest:
         return f"{self.margin:.{decimals}f} ± {self.standard_error:.{decimals}f}"
 
 
-class Evidence:
+class RunningTensors:
+    """Tensors that each step updates in place, since a captured CUDA graph writes to their memory."""
+
+    names: tuple[str, ...]
+    """The attributes that are these tensors."""
+    prefix = ""
+    """The prefix of their names in a state."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(getattr(self, name) for name in self.names)
+
+    def to(self, device: torch.device) -> None:
+        """Move to the model's device."""
+        for name, tensor in zip(self.names, self.tensors, strict=True):
+            if tensor.device != device:
+                setattr(self, name, tensor.to(device))
+
+    def reset(self) -> None:
+        for tensor in self.tensors:
+            tensor.zero_()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the tensors themselves, by name."""
+        return {self.prefix + name: getattr(self, name) for name in self.names}
+
+
+class Evidence(RunningTensors):
     """Sums of the advantages of all rows, (rows, K), and of their products, over the steps since the last `reset`."""
+
+    names = ("count", "total", "products")
+    prefix = "evidence_"
 
     def __init__(self, rows: int, k: int, device: torch.device) -> None:
         self.count = torch.zeros(rows, 1, device=device)
         self.total = torch.zeros(rows, k, device=device)
         self.products = torch.zeros(rows, k, k, device=device)
 
-    @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.count, self.total, self.products
-
-    def to(self, device: torch.device) -> None:
-        """Move to the model's device."""
-        if self.total.device != device:
-            self.count, self.total, self.products = (tensor.to(device) for tensor in self.tensors)
-
     def add(self, advantage: Tensor, moves: Tensor | None = None) -> None:
-        """Add one step's advantages in place, since a captured CUDA graph writes to this memory.
+        """Add one step's advantages.
 
         moves: (rows, 1), positive in the rows that the step moves; None for all. The advantages of the others are 0.
         """
         self.count += 1 if moves is None else moves > 0
         self.total += advantage
         self.products.baddbmm_(advantage.unsqueeze(2), advantage.unsqueeze(1))
-
-    def reset(self) -> None:
-        for tensor in self.tensors:
-            tensor.zero_()
 
     def leads(self, leader: Tensor) -> tuple[Tensor, Tensor]:
         """Return the margin of each row's leader over each candidate, and its standard error, (rows, K) each.
@@ -99,6 +116,3 @@ class Evidence:
         error = (variance.clamp(min=0) / (n - 1)).sqrt()
         enough = self.count >= 3
         return margin.where(enough, 0.0), error.where(enough, torch.inf)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"evidence_count": self.count, "evidence_total": self.total, "evidence_products": self.products}

@@ -11,14 +11,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from flexact.policy.evidence import Evidence
+from flexact.policy.evidence import Evidence, RunningTensors
 from flexact.policy.optimizers import Scaling, Step
 from flexact.routing import corrections
 from flexact.routing.call_statistics import rank_count
 from flexact.routing.gumbel import log_pi
 from flexact.routing.router import Router
 from flexact.routing.sharding import is_sharded, local, own_part
-from flexact.routing.sites import bound_sites, routers_of
+from flexact.routing.sites import routers_of, sites_of
 
 MEAN_DECAY = 0.9
 SQUARE_DECAY = 0.99
@@ -39,7 +39,7 @@ def penalty(model: nn.Module) -> Tensor:
     >>> bool(flexact.penalty(act) > 0)
     True
     """
-    sites = bound_sites(model)
+    sites = sites_of(model)
     routers = [router for router in routers_of(sites) if router.config.policy.adds_to_loss and router.ready]
     for router in routers:
         router.penalized = True
@@ -55,8 +55,10 @@ def penalty(model: nn.Module) -> Tensor:
     return torch.zeros((), device=device)
 
 
-class RunningGradient:
+class RunningGradient(RunningTensors):
     """The running mean and root-mean-square of the logit gradients of all sites, (rows, K), reset each round."""
+
+    names = ("mean", "square", "weights")
 
     def __init__(self, rows: int, k: int, device: torch.device) -> None:
         self.mean = torch.zeros(rows, k, device=device)
@@ -68,16 +70,9 @@ class RunningGradient:
         self._rates = 1 - torch.tensor([MEAN_DECAY, SQUARE_DECAY], device=device)
         self._ones = torch.ones(rows, 2, device=device)
 
-    @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The mean, the square and the weights."""
-        return self.mean, self.square, self.weights
-
     def to(self, device: torch.device) -> None:
-        """Move to the model's device."""
-        if self.mean.device != device:
-            self.mean, self.square, self.weights = (tensor.to(device) for tensor in self.tensors)
-            self._rates, self._ones = self._rates.to(device), self._ones.to(device)
+        super().to(device)
+        self._rates, self._ones = self._rates.to(device), self._ones.to(device)
 
     def update(self, gradient: Tensor, alive: Tensor, moves: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Add a gradient; return the mean (rows, K) and the root-mean-square of each row (rows, 1), bias-corrected.
@@ -94,13 +89,6 @@ class RunningGradient:
                 now.copy_(torch.where(moves, now, old))
         mean_weight, square_weight = self.weights.split_with_sizes([1, 1], dim=1)
         return self.mean / mean_weight, (self.square / square_weight).sqrt().float().clamp_min(_SMALLEST_SIZE)
-
-    def reset(self) -> None:
-        for tensor in self.tensors:
-            tensor.zero_()
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"mean": self.mean, "square": self.square, "weights": self.weights}
 
 
 def before_step(
@@ -219,15 +207,12 @@ def _fused_update(
     from flexact.ops.triton import policy as policy_kernels
 
     policy = router.config.policy
-    pulls = policy.pulls_logits
-    temperatures = router.temperatures() if pulls and policy.lam == "temperature" else []
-    sensitivity = router.sensitivity() if pulls and rank_count() > 1 else None
-    values = [*router.gradients(), *temperatures]
-    calls = router.layout  # a placeholder: without sensitivities the kernel does not read it
-    if pulls:
-        start = router.size + len(temperatures)
-        flat, calls = router.gathered.flat(router.device, start, sensitivity)
-        values += flat
+    sensitivity: Tensor | None = None
+    flat: list[Tensor] = []
+    calls = router.layout  # without sensitivities the kernel does not read it
+    if policy.pulls_logits:
+        sensitivity = router.sensitivity() if rank_count() > 1 else None
+        flat, calls = router.gathered.flat(router.device, sensitivity)
     tables = policy_kernels.Tables(
         router.layout, calls, router.grouped_rows, router.group_starts, router.alive(), router.p, _q(router),
         router.width(), router.alpha, step_size, factors,
@@ -241,7 +226,7 @@ def _fused_update(
     def plain(_: Tensor) -> list[Tensor]:
         return _update(router, running, evidence, step_size, factors, sensitivity)
 
-    return fallback.run(fused, plain, torch.cat(values))
+    return fallback.run(fused, plain, torch.cat([*router.gradients(), *router.temperatures(), *flat]))
 
 
 def _penalty(router: Router) -> Tensor:

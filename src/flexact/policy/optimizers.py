@@ -77,12 +77,8 @@ def checked_optimizer(optimizer: Optimizer, sites: Sequence[Site]) -> Optimizer:
     if lost:
         raise FlexActError(
             f"the optimizer does not hold the logits of {len(lost)} of {len(sites)} sites ({', '.join(lost[:5])}). "
-            + (
-                "Muon takes matrices only, so a second optimizer, such as AdamW, must hold them: give that one to the "
-                "Schedule."
-                if type(optimizer).__name__ == "Muon"
-                else "Convert the model before you build the optimizer, and give it flexact.param_groups(model)."
-            )
+            "Convert the model before you build the optimizer, and give it flexact.param_groups(model). If it takes "
+            "matrices only, as Muon does, let a second optimizer hold the logits, and give that one to the Schedule."
         )
     moved = [site for site in sites if site.config.policy.logit_step == "optimizer"]
     decayed = [site for site in moved if decay[id(site.logits)] != 0]

@@ -20,7 +20,7 @@ from flexact.policy.logit_updates import RunningGradient, before_step, skip
 from flexact.policy.optimizers import Scaling, Steps, checked_optimizer, has_stepped
 from flexact.policy.rewinding import StartingPoint
 from flexact.policy.rounds import Plan, planned, planned_for
-from flexact.policy.step_hooks import listen, stop_listening
+from flexact.policy.step_hooks import listen
 from flexact.policy.trial import HeldOut, Trial, tries_candidates
 from flexact.routing.site import Site, version_of
 from flexact.routing.sites import one_router, sites_of
@@ -78,7 +78,6 @@ class Schedule:
             raise FlexActError(f"this {type(model).__name__} has no FlexAct sites; call flexact.convert(model) first.")
         if optimizer is not None:
             optimizer = checked_optimizer(optimizer, sites)
-        checks.warn_if_frozen(sites)
         logits = {id(site.logits) for site in sites}
         self._trains_weights = any(one.requires_grad and id(one) not in logits for one in model.parameters())
         self.steps_done = self._steps_lost = 0
@@ -91,13 +90,7 @@ class Schedule:
         self._running = RunningGradient(self.router.rows, self.router.k, self.router.device)
         self._written: tuple[tuple[float, ...], list[int]] | None = None
         tries = self._trains_weights and tries_candidates(model, self.router, held_out is not None)
-        self._plan = (planned if network_steps is None else planned_for)(self.router.k, self.config, tries, steps)
-        self.total_steps = self._plan.total_steps
-        """The number of optimizer steps of the whole run."""
-        self.commit_step = self._plan.commit_step
-        """The step at which every site commits to its pick; past the end if the policy never commits."""
-        self.network_steps = self._plan.network_steps
-        """The number of steps that train the final network; all steps if nothing is rewound."""
+        self._follow((planned if network_steps is None else planned_for)(self.router.k, self.config, tries, steps))
         self._adds_steps = network_steps is not None
         """Whether the steps for picking are added to those that the user asked for."""
         self._held_out = None if held_out is None else HeldOut(held_out, model)
@@ -106,7 +99,6 @@ class Schedule:
                 "held_out compares candidates in a trial, but this run picks by a blend. A trial needs share='model', "
                 "the same candidates at every site, no warm-up, rewinding, and enough steps."
             )
-        self._elimination = Elimination(self.router, self.config, self.total_steps, self.commit_step)
         self._start = StartingPoint(model, optimizer, rewinds, self._plan.rewinds)
         self.router.trying = None  # a model that was copied during a trial still has it set
         self._trial: Trial | None = None
@@ -117,7 +109,7 @@ class Schedule:
             if self._plan.rungs:
                 self._trial = self._new_trial()
                 if self._held_out is not None:
-                    self._held_out.check(self._trial.trying)
+                    self._held_out.check()
             if self._acts:
                 checks.warn_if_short(self._plan, network_steps)
         self._steps = Steps(self.router)
@@ -127,7 +119,8 @@ class Schedule:
         """Whether the run still picks, or has yet to rewind after the commitment."""
         self._warned: set[str] = set()
         self._start_step()
-        self._listen()
+        self.router.acting = id(self)  # if a model has several schedules, only the newest one acts
+        listen(self._action)
 
     @property
     def committed(self) -> bool:
@@ -217,16 +210,20 @@ class Schedule:
             self._elimination.evidence.reset()
         return None
 
-    def _blend_plan(self) -> Plan:
-        """Return the plan of this run without a trial."""
-        return planned(self.router.k, self.config, tries=False, total_steps=self.total_steps)
+    def _follow(self, plan: Plan) -> None:
+        self._plan = plan
+        self.total_steps = plan.total_steps
+        """The number of optimizer steps of the whole run."""
+        self.commit_step = plan.commit_step
+        """The step at which every site commits to its pick; past the end if the policy never commits."""
+        self.network_steps = plan.network_steps
+        """The number of steps that train the final network; all steps if nothing is rewound."""
+        self._elimination = Elimination(self.router, plan)
 
     def _blend_instead(self) -> None:
         """Replace the trial by a blend of the same total number of steps."""
         self._trial = self.router.trying = None
-        self._plan = self._blend_plan()
-        self.commit_step, self.network_steps = self._plan.commit_step, self._plan.network_steps
-        self._elimination = Elimination(self.router, self.config, self.total_steps, self.commit_step)
+        self._follow(planned(self.router.k, self.config, tries=False, total_steps=self.total_steps))
         if not self._plan.rewinds:
             self._start.forget()
 
@@ -240,17 +237,10 @@ class Schedule:
             initialise(self.router.sites)
             self._steps_lost = self.steps_done
         self._start.forget()
-        stop_listening(self._action)
         self._picking = False
 
     def _new_trial(self) -> Trial:
         return Trial(self.router, self._start, self._plan.rungs, self._held_out)
-
-    def _listen(self) -> None:
-        """Call `_action` before optimizer steps. If a model has several schedules, only the newest one acts."""
-        if self._acts:
-            self.router.acting = id(self)
-        listen(self._action)
 
     def _action(self, stepping: Optimizer) -> Callable[[bool], None] | None:
         """What the policy does before this optimizer's step, if anything; called by a hook."""
@@ -299,12 +289,14 @@ class Schedule:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume a saved run. Load the model's state as well, before or after."""
-        fell_back = isinstance(state, dict) and state.get("blends") and self._plan.rungs  # it was given no loss
-        plan = self._blend_plan() if fell_back else self._plan
-        checks.check_run(state, VERSION, self._identity(plan), self._tensors())
+        plan = self._plan
+        if isinstance(state, dict) and state.get("blends") and plan.rungs:  # a run without a loss fell back to a blend
+            plan = planned(self.router.k, self.config, tries=False, total_steps=self.total_steps)
+        shapes = {name: tuple(own.shape) for name, own in self._tensors().items()}
+        checks.check_run(state, VERSION, self._identity(plan) | shapes)
         self._start.load_state_dict(state)
-        if fell_back:
-            self._blend_instead()
+        if plan is not self._plan:
+            self._follow(plan)
         for name, own in self._tensors().items():
             own.copy_(state[name])
         self.steps_done, self._steps_lost = state["step"], state["steps_lost"]
@@ -313,7 +305,6 @@ class Schedule:
             self._trial = self._new_trial()
             self._trial.load_state_dict(trial)
         self._picking = True
-        self._listen()  # the hook may have been removed at the commitment
         self._start_step()
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -322,11 +313,16 @@ class Schedule:
 
     def _identity(self, plan: Plan) -> dict[str, Any]:
         """Return what a resumed run must have in common with the saved one: its length, the steps at which it drops
-        candidates (in a trial, counted per candidate), and which sites pick together."""
-        elimination = Elimination(self.router, self.config, plan.total_steps, plan.commit_step)
-        drops = [rung.until for rung in plan.rungs] or sorted(elimination.steps)
-        steps = {"total_steps": plan.total_steps, "network_steps": plan.network_steps}
-        return steps | {"drops": drops, "groups": checks.groups(self.router)}
+        candidates (in a trial, counted per candidate), which sites pick together, and what is rewound."""
+        drops = [rung.until for rung in plan.rungs] or sorted(Elimination(self.router, plan).steps)
+        groups = [object() if site.group is None else site.group for site in self.router.sites]
+        return {
+            "network_steps": plan.network_steps,
+            "total_steps": plan.total_steps,
+            "drops": drops,
+            "groups": [groups.index(group) for group in groups],
+            "rewinds": plan.rewinds and self._start.others,
+        }
 
     def _start_step(self) -> None:
         """Set the temperature, the step size and the correction weight of the next step, and draw its noise."""

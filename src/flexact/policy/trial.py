@@ -24,7 +24,6 @@ from flexact.policy.rounds import Rung
 from flexact.routing.call_statistics import mean_over_ranks
 from flexact.routing.random_state import same_random_state
 from flexact.routing.router import Router
-from flexact.routing.sharding import local
 from flexact.routing.site import Site
 
 COMPARED_PART = 1 / 3
@@ -41,12 +40,8 @@ class HeldOut:
             raise FlexActError(f"held_out must be a function that returns a held-out loss; got {function!r:.80}.")
         self._function, self._model = function, model
 
-    def loss(self, candidate: str, training_loss: Tensor | float | None) -> float:
-        """Return the current held-out loss, or infinity if the network with this candidate has diverged.
-
-        training_loss: the loss of the current step; None if it is not known. If the held-out loss is NaN, but this one
-        and all weights are finite, the data are at fault, and an error is raised.
-        """
+    def loss(self) -> float:
+        """Return the current held-out loss. It may be NaN or infinite if the network has diverged."""
         modes = {module: module.training for module in self._model.modules()}
         self._model.eval()
         try:
@@ -58,21 +53,15 @@ class HeldOut:
         try:
             if isinstance(value, bool | str | bytes):
                 raise TypeError
-            number = float(value)
+            return float(value)
         except (TypeError, ValueError, RuntimeError):
             raise FlexActError(f"held_out must return one number, a mean loss; got {value!r:.80}.") from None
-        if not math.isnan(number):
-            return number
-        weights = (local(parameter.detach()) for parameter in self._model.parameters())
-        if (training_loss is not None and not math.isfinite(float(training_loss))) or not all(map(_is_finite, weights)):
-            return math.inf
-        raise FlexActError(f"held_out returned NaN for {candidate!r}. Check its data, or leave out the candidate.")
 
-    def check(self, candidate: str) -> None:
+    def check(self) -> None:
         """Measure the loss once before the run. Raise if it is not finite."""
         with same_random_state(self._model):
-            value = self.loss(candidate, None)
-        if math.isinf(value):
+            value = self.loss()
+        if not math.isfinite(value):
             raise FlexActError(
                 f"held_out returned {value} for the initial weights. Check its data and the weights. To resume a run, "
                 "you can load the state of the model after creating the Schedule."
@@ -118,7 +107,7 @@ class Trial:
         if self._held_out is None:
             value = loss if left < compared else None
         else:
-            value = self._held_out.loss(self.trying, loss) if _takes_held_out(left, compared) else None
+            value = self._held_out.loss() if _takes_held_out(left, compared) else None
         if value is not None:
             # A copy, since a captured CUDA graph writes the next loss to the same memory.
             own = torch.as_tensor(-value if maximizes else value).detach().float().reshape(()).clone()
@@ -145,11 +134,6 @@ class Trial:
             initialise(self._router.sites, self._candidate)
         self._router.trying = None if self._router.committed else self._candidate
         return None
-
-    @property
-    def trying(self) -> str:
-        """The name of the candidate that is being trained."""
-        return self._router.sites[0].candidates[self._candidate]
 
     @property
     def _candidate(self) -> int:

@@ -66,7 +66,7 @@ class Router(SiteTables):
         for index, site in enumerate(sites):
             site.router, site.index, site.table_rows = self, index, slice(start, start + site.rows)
             start += site.rows
-        self.gathered = Gathered(self.rows, self.k)
+        self.gathered = Gathered(self.rows, self.k, start=sum(site.rows * site.k + 1 for site in sites))
         self._device: torch.device | None = None
         self._read: list[tuple[int, int] | None] = [None] * len(sites)
         self._alive: Tensor | None = None

@@ -88,8 +88,8 @@ def update(
     """Return the changes to subtract from the logits or, if the optimizer moves them, their corrected gradients.
 
     The result is flat, without padding. The running averages and the evidence are updated in place.
-    values: all gradients, `size` numbers; then, if λ is the temperature, one temperature per site; then the
-    sensitivities of each call, (its rows, its candidates).
+    values: all gradients, `size` numbers; then one temperature per site; then the sensitivities of each call,
+    (its rows, its candidates).
     running: the mean (rows, K), the square (rows, 1), and the bias-correction weights of both (rows, 2).
     evidence: the count (rows, 1), the total (rows, K) and the products (rows, K, K).
     rates: the weights of a new gradient in the running mean, and of its square in the running square.
