@@ -330,11 +330,11 @@ def test_the_weakest_is_dropped_first_until_one_is_left() -> None:
     site = site_with()
     for step, left in enumerate([(0, 1, 2, 3), (0, 2, 3), (0, 2), (2,)]):
         assert not site.committed
-        site.drop_weakest(step)
+        site.keep(len(site.alive) - 1, step=step)
         assert site.alive == left
     assert site.dropped_at.tolist() == [[3, 1, -1, 2, 0]]
     assert site.committed
-    site.drop_weakest(9)
+    site.keep(1, 9)
     assert site.alive == (2,)
 
 

@@ -52,12 +52,10 @@ class Elimination:
             own = found[rows, : site.k].clone()
             if site.original_index >= 0:
                 self._weigh_original(site, own, significant[rows, site.original_index], leader[rows])
-            left = min((count for at, count in self._left[site].items() if at <= step), default=site.k)
-            protected = self.protected[rows] if self._protects else None
-            while int((site.dropped_at < 0).sum(-1).max()) > left:
-                site.drop_weakest(step, own, protected)
-            if step >= self._commit_step and not site.committed:
-                site.commit(step, self._choice(site), own)
+            left = min((k for at, k in self._left[site].items() if at <= step), default=site.k)
+            if step >= self._commit_step:
+                left = 1
+            site.keep(left, step, own, self.protected[rows] if self._protects else None)
         self.evidence.reset()
 
     def _weigh_original(self, site: Site, found: Tensor, significant: Tensor, leader: Tensor) -> None:
@@ -75,16 +73,6 @@ class Elimination:
         site.evidence[:, site.original_index][newly] = found[:, site.original_index][newly]
         behind = found[:, site.original_index] * found.new_tensor([-1.0, 1.0, 1.0])
         found[torch.arange(site.rows, device=found.device), leader] = behind
-
-    def _choice(self, site: Site) -> Tensor:
-        """Return the candidate that each row commits to, (rows,): the original while it is protected, otherwise the
-        likeliest one."""
-        likeliest = site.likeliest()
-        if site.original_index < 0 or not self._protects:
-            return likeliest
-        protected = self.protected[site.table_rows].to(likeliest.device)
-        keeps = protected & (site.dropped_at[:, site.original_index] < 0)
-        return torch.where(keeps, site.original_index, likeliest)
 
     def state_dict(self) -> dict[str, Tensor]:
         return self.evidence.state_dict() | {"protected": self.protected}

@@ -148,9 +148,14 @@ class Site(nn.Module):
         logits = whole(self.logits.detach()).view(self.rows, self.k)
         return bool(logits.masked_fill(self.dropped_at >= 0, 0.0).isfinite().all())
 
+    def scores(self) -> Tensor:
+        """Return the logits, (rows, K), with NaN as the lowest number and −∞ for dropped candidates."""
+        logits = whole(self.logits.detach()).view(self.rows, self.k)
+        return logits.nan_to_num(nan=torch.finfo(logits.dtype).min).masked_fill(self.dropped_at >= 0, -torch.inf)
+
     def likeliest(self) -> Tensor:
-        """Return the index of each row's likeliest candidate that is not dropped, (rows,), even if logits are NaN."""
-        return self.pi().nan_to_num(nan=0.0).masked_fill(self.dropped_at >= 0, -1.0).argmax(-1)
+        """Return the index of each row's likeliest candidate that is not dropped, (rows,)."""
+        return self.scores().argmax(-1)
 
     def drop(self, dropped: Tensor, step: int, evidence: Tensor | None = None) -> None:
         """Drop candidates. Each row must keep at least one; the last one is its pick.
@@ -166,26 +171,23 @@ class Site(nn.Module):
         self.dropped_at.masked_fill_(dropped, step)
         self.update_alive()
 
-    def drop_weakest(self, step: int, evidence: Tensor | None = None, protected: Tensor | None = None) -> None:
-        """Drop the least likely candidate of each row that has more than one left.
+    def keep(self, count: int, step: int, evidence: Tensor | None = None, protected: Tensor | None = None) -> None:
+        """Drop all but the likeliest candidates of each row.
 
-        protected: (rows,), a mask of the rows whose original must not be dropped.
+        count: how many each row keeps. evidence: as for `drop`. protected: (rows,), a mask of the rows that keep their
+        original in any case.
         """
-        alive = self.dropped_at < 0
-        out = ~alive
+        scores = self.scores()
         if protected is not None and self.original_index >= 0:
-            out[:, self.original_index] |= protected.to(out.device)
-        weakest = self.pi().nan_to_num(nan=0.0).masked_fill(out, torch.inf).argmin(-1)
-        dropped = nn.functional.one_hot(weakest, self.k).bool() & (alive.sum(-1, keepdim=True) > 1)
-        self.drop(dropped, step, evidence)
+            alive = self.dropped_at[:, self.original_index] < 0
+            scores[:, self.original_index].masked_fill_(protected.to(alive.device) & alive, torch.inf)
+        kept = scores.argsort(stable=True)[:, -count:]
+        self.drop(torch.ones_like(scores, dtype=torch.bool).scatter(1, kept, False), step, evidence)
 
-    def commit(self, step: int = 0, candidate: int | Tensor | None = None, evidence: Tensor | None = None) -> None:
-        """Commit each row to its likeliest candidate, or to the given one: an index, or one per row, (rows,).
-
-        evidence: as for `drop`.
-        """
-        picks = self.likeliest() if candidate is None else torch.as_tensor(candidate).expand(self.rows)
-        self.drop(~nn.functional.one_hot(picks, self.k).bool(), step, evidence)
+    def commit(self, step: int = 0, candidate: int | None = None) -> None:
+        """Commit all rows to one candidate, by index, or each to its likeliest one."""
+        picks = self.likeliest() if candidate is None else torch.tensor(candidate).expand(self.rows)
+        self.drop(~nn.functional.one_hot(picks, self.k).bool(), step)
 
     @property
     def original_index(self) -> int:
