@@ -253,25 +253,6 @@ def test_a_schedule_made_for_a_model_that_was_loaded_first_has_the_same_plan() -
 # Missing and non-finite losses
 
 
-def test_without_a_loss_the_run_falls_back_to_a_blend_with_a_warning() -> None:
-    run = Run(total_steps=60)
-    start = run.weights()
-    loss_of(run.model, 0).backward()
-    run.optimizer.step()
-    with pytest.warns(UserWarning, match=r"schedule\.step\(loss\)") as caught:
-        run.schedule.step()
-    assert caught[0].filename == __file__
-    assert_same(run.weights(), start)
-    assert not run.optimizer.state
-    assert (run.tried, run.schedule.trained_steps, run.schedule.rewound_at) == (None, 0, 1)
-    x = torch.randn(5, 8)
-    torch.testing.assert_close(run.model.act(x), sum(module()(x) for module in MODULES.values()) / 5)
-    assert run.schedule.commit_step == 42  # 70 % of the run, as a blend has it
-    again = Run(seed=5, total_steps=60)
-    again.schedule.load_state_dict(run.schedule.state_dict())
-    assert (again.tried, again.schedule.commit_step) == (None, 42)
-
-
 def test_a_blend_needs_no_loss() -> None:
     run = Run(config=FlexConfig(pick_by="blend", round_steps=5), total_steps=60)
     with warnings.catch_warnings():

@@ -19,7 +19,7 @@ from flexact.policy.initialisation import check_inits, initialise
 from flexact.policy.logit_updates import RunningGradient, before_step, skip
 from flexact.policy.optimizers import Scaling, Steps, checked_optimizer, has_stepped
 from flexact.policy.rewinding import StartingPoint
-from flexact.policy.rounds import Plan, planned, planned_for
+from flexact.policy.rounds import planned, planned_for
 from flexact.policy.step_hooks import listen
 from flexact.policy.trial import HeldOut, Trial, tries_candidates
 from flexact.routing.site import Site, version_of
@@ -90,7 +90,14 @@ class Schedule:
         self._running = RunningGradient(self.router.rows, self.router.k, self.router.device)
         self._written: tuple[tuple[float, ...], list[int]] | None = None
         tries = self._trains_weights and tries_candidates(model, self.router, held_out is not None)
-        self._follow((planned if network_steps is None else planned_for)(self.router.k, self.config, tries, steps))
+        self._plan = (planned if network_steps is None else planned_for)(self.router.k, self.config, tries, steps)
+        self.total_steps = self._plan.total_steps
+        """The number of optimizer steps of the whole run."""
+        self.commit_step = self._plan.commit_step
+        """The step at which every site commits to its pick; past the end if the policy never commits."""
+        self.network_steps = self._plan.network_steps
+        """The number of steps that train the final network; all steps if nothing is rewound."""
+        self._elimination = Elimination(self.router, self._plan)
         self._adds_steps = network_steps is not None
         """Whether the steps for picking are added to those that the user asked for."""
         self._held_out = None if held_out is None else HeldOut(held_out, model)
@@ -176,17 +183,6 @@ class Schedule:
         step = self.steps_done + 1
         if self._trial is None:
             diverged = self._step_blend(loss, step)
-        elif step == 1 and loss is None and self._held_out is None and not self._adds_steps:
-            warnings.warn(
-                "this network has no normalisation layers, so a trial would pick better than a blend, but needs the "
-                "loss: call schedule.step(loss). Falling back to a blend; FlexConfig(pick_by='blend') avoids this "
-                "warning.",
-                stacklevel=3,
-            )
-            self._start.restore(step)
-            self._steps_lost = step
-            self._blend_instead()
-            return
         else:
             diverged = self._trial.step(loss, step, maximizes=bool(self._stepped) and all(self._stepped.values()))
         if diverged is not None:
@@ -209,23 +205,6 @@ class Schedule:
             self._running.reset()  # before the weights settle, gradients favour candidates like the dropped one
             self._elimination.evidence.reset()
         return None
-
-    def _follow(self, plan: Plan) -> None:
-        self._plan = plan
-        self.total_steps = plan.total_steps
-        """The number of optimizer steps of the whole run."""
-        self.commit_step = plan.commit_step
-        """The step at which every site commits to its pick; past the end if the policy never commits."""
-        self.network_steps = plan.network_steps
-        """The number of steps that train the final network; all steps if nothing is rewound."""
-        self._elimination = Elimination(self.router, plan)
-
-    def _blend_instead(self) -> None:
-        """Replace the trial by a blend of the same total number of steps."""
-        self._trial = self.router.trying = None
-        self._follow(planned(self.router.k, self.config, tries=False, total_steps=self.total_steps))
-        if not self._plan.rewinds:
-            self._start.forget()
 
     def _end_picking(self) -> None:
         """After the commitment: continue from the weights of the trial's winner, or rewind to the initial weights."""
@@ -283,20 +262,15 @@ class Schedule:
         """Return the state of the run. The state of the sites is part of the model's. Before a rewind, the initial
         weights are included."""
         progress = {"version": VERSION, "step": self.steps_done, "steps_lost": self._steps_lost}
-        trial = {"blends": not self._plan.rungs, "trial": None if self._trial is None else self._trial.state_dict()}
+        trial = {"trial": None if self._trial is None else self._trial.state_dict()}
         tensors = {name: own.clone() for name, own in self._tensors().items()}
-        return progress | self._identity(self._plan) | tensors | self._start.state_dict() | trial
+        return progress | self._identity() | tensors | self._start.state_dict() | trial
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume a saved run. Load the model's state as well, before or after."""
-        plan = self._plan
-        if isinstance(state, dict) and state.get("blends") and plan.rungs:  # a run without a loss fell back to a blend
-            plan = planned(self.router.k, self.config, tries=False, total_steps=self.total_steps)
         shapes = {name: tuple(own.shape) for name, own in self._tensors().items()}
-        checks.check_run(state, VERSION, self._identity(plan) | shapes)
+        checks.check_run(state, VERSION, self._identity() | shapes)
         self._start.load_state_dict(state)
-        if plan is not self._plan:
-            self._follow(plan)
         for name, own in self._tensors().items():
             own.copy_(state[name])
         self.steps_done, self._steps_lost = state["step"], state["steps_lost"]
@@ -311,17 +285,16 @@ class Schedule:
         """Return the tensors of the state, which are written in place, since a captured CUDA graph uses them."""
         return self._running.state_dict() | self._elimination.state_dict()
 
-    def _identity(self, plan: Plan) -> dict[str, Any]:
+    def _identity(self) -> dict[str, Any]:
         """Return what a resumed run must have in common with the saved one: its length, the steps at which it drops
         candidates (in a trial, counted per candidate), which sites pick together, and what is rewound."""
-        drops = [rung.until for rung in plan.rungs] or sorted(Elimination(self.router, plan).steps)
         groups = [object() if site.group is None else site.group for site in self.router.sites]
         return {
-            "network_steps": plan.network_steps,
-            "total_steps": plan.total_steps,
-            "drops": drops,
+            "network_steps": self.network_steps,
+            "total_steps": self.total_steps,
+            "drops": [rung.until for rung in self._plan.rungs] or sorted(self._elimination.steps),
             "groups": [groups.index(group) for group in groups],
-            "rewinds": plan.rewinds and self._start.others,
+            "rewinds": self._plan.rewinds and self._start.others,
         }
 
     def _start_step(self) -> None:
