@@ -98,10 +98,12 @@ def warn_if_short(plan: Plan, network_steps: int | None) -> None:
         )
 
 
-def omissions(router: Router, steps_done: int, stepped: bool, adds_steps: bool) -> list[str]:
-    """Return warnings about what the training loop forgot: to load the schedule's state, or to add the penalty.
+def omissions(router: Router, steps_done: int, stepped: bool, adds_steps: bool, rewinds_untrained: bool) -> list[str]:
+    """Return warnings about what the training loop forgot: to load the schedule's state, to add the penalty, or to
+    train the model.
 
     stepped: whether an optimizer that holds logits has made a step. adds_steps: whether picking takes extra steps.
+    rewinds_untrained: whether this step rewinds weights that no optimizer has stepped.
     """
     found: list[str] = []
     if steps_done == 0 and router.committed and adds_steps:
@@ -120,6 +122,12 @@ def omissions(router: Router, steps_done: int, stepped: bool, adds_steps: bool) 
         found.append(
             "this policy needs a penalty, but the training loop does not add it. Use loss = loss + "
             "flexact.penalty(model)."
+        )
+    if rewinds_untrained:
+        found.append(
+            "no optimizer of torch.optim has stepped the weights that are rewound now. Call optimizer.step() before "
+            "schedule.step(loss), with an optimizer of this model's parameters. If it is not one of torch.optim, pass "
+            "it to Schedule(..., rewinds=[optimizer])."
         )
     return found
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from flexact.policy.evidence import Evidence, RunningTensors
-from flexact.policy.optimizers import Scaling, Step
+from flexact.policy.optimizers import Step
 from flexact.routing import corrections
 from flexact.routing.call_statistics import rank_count
 from flexact.routing.gumbel import log_pi
@@ -97,13 +97,14 @@ def before_step(
     evidence: Evidence,
     step_size: Tensor,
     step: Step,
-    scaling: Scaling | None,
+    factors: Tensor | None,
 ) -> None:
     """Correct the gradients of the logits that the stepping optimizer holds or, if the Schedule moves the logits, move
     them.
 
     evidence: the advantages of this step are added to it.
     step_size: a scalar; only used if the Schedule moves the logits.
+    factors: see `Step.factors`.
 
     The number of operations does not depend on the depth, and none synchronizes with the device, so a CUDA graph can
     capture them.
@@ -117,7 +118,7 @@ def before_step(
     evidence.to(router.device)
     with torch.no_grad():
         update = _fused_update if router.runs_fused() else _update
-        changes = update(router, running, evidence, step_size, step.factors(scaling))
+        changes = update(router, running, evidence, step_size, factors)
         if router.config.policy.moves_logits:
             _move_logits(router, step, changes)
             skip(router, step)

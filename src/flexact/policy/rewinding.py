@@ -31,17 +31,17 @@ class StartingPoint:
     """The initial state of a run. `keep` copies it to host memory, and `restore` restores it in place.
 
     model: its parameters and buffers are kept, except those of its sites, whose picks survive a rewind.
-    optimizer: the optimizer, if it is known already; others are found at their first step.
     others: further objects to rewind with `state_dict` and `load_state_dict`, such as a learning-rate scheduler.
     wanted: whether the policy rewinds at all; otherwise nothing is kept.
+
+    The optimizers of the parameters are found at their first step.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer | None, others: Sequence[Any], wanted: bool) -> None:
+    def __init__(self, model: nn.Module, others: Sequence[Any], wanted: bool) -> None:
         self.rewound_at: int | None = None
         self._wanted, self._model = wanted, model
         _check_others(others, model)
         self._others = list(others) if wanted else []
-        self._given = [optimizer, *(_stepped_by(other) for other in self._others)]
         self._start: dict[str, Any] | None = None
         self._resumed = False
         """Whether the initial state is from a saved run. Optimizers that are found later have then stepped already."""
@@ -59,6 +59,11 @@ class StartingPoint:
     def others(self) -> list[str]:
         """The types of the further objects to rewind."""
         return [type(other).__name__ for other in self._others]
+
+    @property
+    def lacks_optimizer(self) -> bool:
+        """Whether there is an initial state, but no optimizer was found so far."""
+        return self.kept and not self._rates
 
     def keep(self, steps_after: int) -> None:
         """Copy the current state. steps_after: the number of steps between the commitment and the end of the run."""
@@ -89,13 +94,6 @@ class StartingPoint:
                 "FlexConfig(rewind=False)."
             ) from error
 
-    def equals(self, saved: Mapping[str, Any]) -> bool:
-        """Return whether a state that `save` returned has the initial weights."""
-        assert self._start is not None
-        names = dict(self._model.named_parameters()).keys() & saved["tensors"].keys()
-        initial, current = self._start["tensors"], saved["tensors"]
-        return all(torch.equal(local(current[name]), local(initial[name])) for name in names)
-
     def restore(self, step: int, saved: Mapping[str, Any] | None = None) -> None:
         """Restore the initial state, or a state that `save` returned, in place, and clear the gradients. If the model
         has changed, raise before anything is written."""
@@ -106,20 +104,13 @@ class StartingPoint:
             module.reshard()  # otherwise parameters that an evaluation left unsharded would be used instead
         now, derived = _tensors(self._model), _derived(self._model)
         _check_same(now, tensors, derived)
-        if not self._rates:
-            warnings.warn(
-                "no optimizer of torch.optim has stepped the weights, so no optimizer state was rewound with them. "
-                "Pass any other optimizer to Schedule(..., rewinds=[optimizer]).",
-                stacklevel=4,
-            )
         self._warn_of_rates(step)
         for other, kept in zip(self._others, others, strict=True):
             other.load_state_dict(kept["state"])
+            if (stepped := _stepped_by(other)) is not None:
+                restore_groups(stepped, kept["groups"])
         for optimizer in self._rates:
             restore_states(optimizer, self._names, saved["optimizers"].get(type(optimizer).__name__, {}))
-        for other, kept in zip(self._others, others, strict=True):
-            if kept["groups"] is not None and (stepped := _stepped_by(other)) is not None:
-                restore_groups(stepped, kept["groups"])
         with torch.no_grad():
             for name, tensor in tensors.items():
                 if name not in derived or _shape(now.get(name)) == _shape(tensor):
@@ -149,12 +140,9 @@ class StartingPoint:
         self._begin(start | {"tensors": kept})
 
     def _begin(self, start: dict[str, Any]) -> None:
-        """Set the initial state, and add the optimizers that are known already; `note` adds the others."""
+        """Set the initial state, to which `note` adds the optimizers."""
         self._start = start
         self._names = {id(parameter): name for name, parameter in self._model.named_parameters()}
-        for optimizer in self._given:
-            if optimizer is not None:
-                self.note(optimizer)
 
     def forget(self) -> None:
         """Discard the initial state."""
@@ -174,7 +162,7 @@ class StartingPoint:
 
     def _warn_of_rates(self, step: int) -> None:
         """Warn if a learning rate has changed and nothing restores it."""
-        rewound = self._given[1:] + self._others
+        rewound = [*self._others, *(_stepped_by(other) for other in self._others)]
         for optimizer, first in self._rates.items():
             changed = [rates for rates in zip(learning_rates(optimizer), first, strict=False) if rates[0] != rates[1]]
             if changed and self.rewound_at is None and not any(one is optimizer for one in rewound):

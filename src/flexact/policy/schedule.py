@@ -17,7 +17,7 @@ from flexact.policy import checks
 from flexact.policy.elimination import Elimination, keep_originals
 from flexact.policy.initialisation import check_inits, initialise
 from flexact.policy.logit_updates import RunningGradient, before_step, skip
-from flexact.policy.optimizers import Scaling, Steps, checked_optimizer, has_stepped
+from flexact.policy.optimizers import Steps, check_optimizer, has_stepped
 from flexact.policy.rewinding import StartingPoint
 from flexact.policy.rounds import planned, planned_for
 from flexact.policy.step_hooks import listen
@@ -77,7 +77,7 @@ class Schedule:
         if not sites:
             raise FlexActError(f"this {type(model).__name__} has no FlexAct sites; call flexact.convert(model) first.")
         if optimizer is not None:
-            optimizer = checked_optimizer(optimizer, sites)
+            check_optimizer(optimizer, sites)
         logits = {id(site.logits) for site in sites}
         self._trains_weights = any(one.requires_grad and id(one) not in logits for one in model.parameters())
         self.steps_done = self._steps_lost = 0
@@ -106,7 +106,7 @@ class Schedule:
                 "held_out compares candidates in a trial, but this run picks by a blend. A trial needs share='model', "
                 "the same candidates at every site, no warm-up, rewinding, and enough steps."
             )
-        self._start = StartingPoint(model, optimizer, rewinds, self._plan.rewinds)
+        self._start = StartingPoint(model, rewinds, self._plan.rewinds)
         self.router.trying = None  # a model that was copied during a trial still has it set
         self._trial: Trial | None = None
         """The trial of this run while it lasts; None if the run picks by a blend."""
@@ -164,7 +164,11 @@ class Schedule:
             self.steps_done += 1
             self.router.go_to(self.steps_done)
             return
-        for message in checks.omissions(self.router, self.steps_done, bool(self._stepped), self._adds_steps):
+        first_rewind = self._plan.rungs[0].until if self._plan.rungs else self.commit_step
+        rewinds_untrained = self._start.lacks_optimizer and (self.committed or self.steps_done + 1 >= first_rewind)
+        for message in checks.omissions(
+            self.router, self.steps_done, bool(self._stepped), self._adds_steps, rewinds_untrained
+        ):
             self._warn_once(message)
         if not self.committed:
             self._pick(loss)
@@ -247,7 +251,7 @@ class Schedule:
         elif not again:
             self._step_size = self._step_size.to(self.router.device)
             evidence = self._elimination.evidence
-            before_step(self.router, self._running, evidence, self._step_size, step, Scaling.of(stepping))
+            before_step(self.router, self._running, evidence, self._step_size, step, step.factors(stepping))
 
     @property
     def _ignores_gradients(self) -> bool:

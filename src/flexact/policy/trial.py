@@ -114,14 +114,7 @@ class Trial:
             self._losses.setdefault(self._candidate, []).append(own)
         if left > 0:
             return None
-        self._saved[self._candidate] = saved = self._start.save()
-        if len(self._saved) == 1 and self._start.equals(saved):
-            warnings.warn(
-                f"the weights of this model have not changed in its first {self.steps} steps, so the candidates cannot "
-                "be compared, and the pick is arbitrary. Call optimizer.step() before schedule.step(loss), with an "
-                "optimizer of this model's parameters.",
-                stacklevel=4,
-            )
+        self._saved[self._candidate] = self._start.save()
         self._index, self.steps = self._index + 1, rung.start
         if self._index == len(self._left):
             ranked = self._ranked()

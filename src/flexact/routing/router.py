@@ -27,8 +27,6 @@ def _state_of(site: Site) -> tuple[int, int] | None:
     """Return the id of a site's logits and how often they were written to; None if they are sharded, because FSDP
     replaces the tensor during a forward. Reading `_parameters` is many times faster than an attribute of the module."""
     logits = site._parameters.get("logits")
-    if type(logits) is nn.Parameter and not logits.is_inference():
-        return id(logits), logits._version
     return None if logits is None or is_sharded(logits) else (id(logits), version_of(logits))
 
 

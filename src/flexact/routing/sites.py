@@ -51,15 +51,9 @@ def one_router(model: nn.Module, sites: list[FlexAct]) -> Router:
                 "converted together; give the Schedule the whole model."
             )
         return routers[0]
-    first = sites[0].config.to_dict()
-    for site in sites[1:]:
-        fields = site.config.to_dict().items()
-        differing = [name for name, value in fields if name != "candidates" and value != first[name]]
-        if differing:
-            raise FlexActError(
-                f"the sites of one model must have the same config, but differ in {', '.join(differing)}. Only their "
-                "candidates may differ."
-            )
+    first = sites[0].config
+    if any(dataclasses.replace(site.config, candidates=first.candidates) != first for site in sites):
+        raise FlexActError("the sites of one model must have the same config; only their candidates may differ.")
     return bind(model, sites)
 
 

@@ -10,6 +10,7 @@ import runpy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -28,7 +29,7 @@ from flexact.ops.triton.launch import CannotBuild, Launch
 from flexact.policy import logit_updates as policy
 from flexact.policy.evidence import Evidence
 from flexact.policy.logit_updates import RunningGradient
-from flexact.policy.optimizers import Scaling, Step
+from flexact.policy.optimizers import Step
 from flexact.routing import call_statistics as gathering
 from flexact.routing.sites import bind
 
@@ -76,7 +77,7 @@ class Sites:
         self.running = RunningGradient(self.router.rows, self.router.k, device)
         self.evidence = Evidence(self.router.rows, self.router.k, device)
         self.step = Step(self.router, (1,) * len(self.sites))
-        self.scaling: Scaling | None = None
+        self.optimizer: Any = SimpleNamespace()
         with torch.no_grad():
             for one in self.sites:
                 one.logits.copy_(self.normal(one.logits.numel()))
@@ -111,7 +112,8 @@ class Sites:
 
     def act(self, step_size: float | Tensor = 0.05) -> None:
         step = torch.as_tensor(step_size, device=self.device)
-        policy.before_step(self.router, self.running, self.evidence, step, self.step, self.scaling)
+        factors = self.step.factors(self.optimizer)
+        policy.before_step(self.router, self.running, self.evidence, step, self.step, factors)
 
     def state(self) -> list[Tensor]:
         """Returns everything that a step changes, with zeros for missing gradients."""
@@ -237,7 +239,7 @@ def test_the_step_of_an_optimizer_that_maximizes_or_holds_some_of_the_sites_equa
         infinite, scale = torch.tensor(found_inf, device=device), torch.tensor(1000.0, device=device)
         for sites in (ours, theirs):
             sites.step = Step(sites.router, (1, -1, 0, 1, -1))
-            sites.scaling = Scaling(infinite, scale) if scaled else None
+            sites.optimizer = SimpleNamespace(found_inf=infinite, grad_scale=scale) if scaled else SimpleNamespace()
         one_step(ours, step)
         with plain_torch():
             one_step(theirs, step)
