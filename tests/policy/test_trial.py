@@ -631,7 +631,9 @@ def test_a_loop_that_does_not_train_the_model_is_warned_about(trains_another_mod
             optimizer.step()
             run.schedule.step(1.0)
 
-    with pytest.warns(UserWarning, match=r"no optimizer of torch.optim has stepped the weights.*optimizer\.step\(\)") as caught:
+    with pytest.warns(
+        UserWarning, match=r"no optimizer of torch.optim has stepped the weights.*optimizer\.step\(\)"
+    ) as caught:
         train()
     assert [warning.filename for warning in caught] == [__file__]
 

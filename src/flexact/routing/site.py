@@ -249,8 +249,11 @@ class Site(nn.Module):
                     f"{state} has {name} of shape {tuple(value.shape)}; this model has {tuple(shape)}. Convert the "
                     "model in the same way, with the same granularity and channels."
                 )
-        if bool((found["dropped_at"] >= 0).all(-1).any()):
-            raise FlexActError(f"{state} has every candidate dropped: it is damaged.")
+        if bool((found["dropped_at"] >= 0).all(-1).any()) or not found.get("temperature", 1) > 0:
+            raise FlexActError(
+                f"{state} has every candidate dropped or a temperature that is not above 0: it is damaged, or was saved "
+                "by a run that diverged."
+            )
 
     def _plain(self, picks: list[int]) -> nn.Module:
         """Return the plain module that computes the same as this site with these picks, one per row."""
