@@ -38,7 +38,7 @@ class Rounds:
         with torch.no_grad():
             self.site.logits.copy_(torch.tensor(logits))
         for one in () if advantages is None else advantages:
-            self.elimination.evidence.add(torch.from_numpy(one).float().unsqueeze(0))
+            self.elimination.statistics.add(torch.from_numpy(one).float().unsqueeze(0))
         self.elimination.drop(step)
         return [NAMES[at] for at in self.site.alive]
 

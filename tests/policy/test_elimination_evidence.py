@@ -27,7 +27,7 @@ def started(logits: list[float]) -> tuple[nn.Sequential, Elimination]:
 def add(elimination: Elimination, *steps: list[float]) -> None:
     """Returns advantages of relu, tanh, gelu and silu, step by step; the lowest is the best."""
     for advantage in steps:
-        elimination.evidence.add(torch.tensor([advantage]))
+        elimination.statistics.add(torch.tensor([advantage]))
 
 
 NEARLY_EVEN = [[0.1, 0.0, 0.0, 0.0], [0.0, 0.1, 0.0, 0.0], [0.2, 0.0, 0.0, 0.0], [0.0, 0.1, 0.0, 0.0]]

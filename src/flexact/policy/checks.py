@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flexact.errors import FlexActError
 from flexact.io import value_checks
-from flexact.policy.logit_updates import RunningGradient
+from flexact.policy.evidence import RoundStatistics
 from flexact.policy.rounds import Plan, rungs, trial_steps
 from flexact.routing.router import Router
 from flexact.routing.site import Site
@@ -132,7 +132,7 @@ def omissions(router: Router, steps_done: int, stepped: bool, adds_steps: bool, 
     return found
 
 
-def warn_of_arbitrary_picks(router: Router, running: RunningGradient, stepped: bool, acts: bool) -> None:
+def warn_of_arbitrary_picks(router: Router, statistics: RoundStatistics, stepped: bool, acts: bool) -> None:
     """Warn if a site is about to drop a candidate without any evidence.
 
     stepped: whether an optimizer that holds logits has made a step. acts: whether the policy acts before steps.
@@ -143,7 +143,7 @@ def warn_of_arbitrary_picks(router: Router, running: RunningGradient, stepped: b
             "no optimizer of torch.optim has stepped the logits yet, so the candidates that are dropped now are "
             "arbitrary. Convert the model before you build the optimizer, and call schedule.step() after its step."
         )
-    elif acts and (idle := _without_gradient(router, running)):
+    elif acts and (idle := _without_gradient(router, statistics)):
         message = (
             f"{len(idle)} of {len(router.sites)} sites have received no gradient so far ({', '.join(idle[:5])}), so "
             "their picks are arbitrary. If no optimizer holds their logits, give it flexact.param_groups(model); if "
@@ -154,8 +154,8 @@ def warn_of_arbitrary_picks(router: Router, running: RunningGradient, stepped: b
     warnings.warn(message, stacklevel=5)
 
 
-def _without_gradient(router: Router, running: RunningGradient) -> list[str]:
+def _without_gradient(router: Router, statistics: RoundStatistics) -> list[str]:
     """Return the sites that have equal probabilities and never received a gradient."""
-    still = (running.mean == 0).all(-1)
+    still = (statistics.mean == 0).all(-1)
     idle = [site for site in router.sites if bool(still[site.table_rows].all())]
     return [site.label for site in idle if site.pi().std(-1).max() < 1e-6]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flexact.errors import FlexActError
-from flexact.policy.evidence import SIGNIFICANT, Evidence
+from flexact.policy.evidence import SIGNIFICANT, RoundStatistics
 from flexact.policy.rounds import Plan, drops
 from flexact.routing.router import Router
 from flexact.routing.site import Site
@@ -34,7 +34,7 @@ class Elimination:
             drop: drop + min(round(config.policy.settle * span), span - 1) for drop, span in spans.items()
         }
         """For each of these steps but the last, the step at which the logits start to move again."""
-        self.evidence = Evidence(router.rows, router.k, router.device)
+        self.statistics = RoundStatistics(router.rows, router.k, router.device)
         self._protects = config.policy.moves_logits  # otherwise there may be no evidence
         self.protected = torch.ones(router.rows, dtype=torch.bool)
         """(rows,), True while no candidate has been significantly better than the original."""
@@ -43,8 +43,8 @@ class Elimination:
         """End a round: drop its weakest candidates."""
         sites = self._router.sites
         leader = torch.cat([site.likeliest() for site in sites])
-        margin, error = self.evidence.leads(leader)
-        count = self.evidence.count.expand_as(margin)
+        margin, error = self.statistics.leads(leader)
+        count = self.statistics.count.expand_as(margin)
         found = torch.stack([margin, error, count], dim=-1)
         significant = (margin > SIGNIFICANT * error).cpu()
         for site in sites:
@@ -56,7 +56,7 @@ class Elimination:
             if step >= self._commit_step:
                 left = 1
             site.keep(left, step, own, self.protected[rows] if self._protects else None)
-        self.evidence.reset()
+        self.statistics.reset()  # the remaining candidates have gradients of another size
 
     def _weigh_original(self, site: Site, found: Tensor, significant: Tensor, leader: Tensor) -> None:
         """Unprotect a site's original in the rows where it is significantly behind the leader.
@@ -75,7 +75,7 @@ class Elimination:
         found[torch.arange(site.rows, device=found.device), leader] = behind
 
     def state_dict(self) -> dict[str, Tensor]:
-        return self.evidence.state_dict() | {"protected": self.protected}
+        return self.statistics.state_dict() | {"protected": self.protected}
 
 
 def keep_originals(router: Router, reason: str, step: int, rewinds: bool) -> None:

@@ -16,7 +16,7 @@ from flexact.errors import FlexActError
 from flexact.policy import checks
 from flexact.policy.elimination import Elimination, keep_originals
 from flexact.policy.initialisation import check_inits, initialise
-from flexact.policy.logit_updates import RunningGradient, before_step, skip
+from flexact.policy.logit_updates import before_step, skip
 from flexact.policy.optimizers import Steps, check_optimizer, has_stepped
 from flexact.policy.rewinding import StartingPoint
 from flexact.policy.rounds import planned, planned_for
@@ -25,7 +25,7 @@ from flexact.policy.trial import HeldOut, Trial, tries_candidates
 from flexact.routing.site import Site, version_of
 from flexact.routing.sites import one_router, sites_of
 
-VERSION = 2
+VERSION = 3
 
 
 class Schedule:
@@ -87,7 +87,6 @@ class Schedule:
         self.config = self.router.config
         self._acts = self.config.policy.acts_before_steps
         self._step_size = torch.zeros((), device=self.router.device)
-        self._running = RunningGradient(self.router.rows, self.router.k, self.router.device)
         self._written: tuple[tuple[float, ...], list[int]] | None = None
         tries = self._trains_weights and tries_candidates(model, self.router, held_out is not None)
         self._plan = (planned if network_steps is None else planned_for)(self.router.k, self.config, tries, steps)
@@ -202,12 +201,13 @@ class Schedule:
             return diverged
         if drops:
             if step == min(self._elimination.steps):
-                checks.warn_of_arbitrary_picks(self.router, self._running, bool(self._stepped), self._acts)
-            self._running.reset()  # the remaining candidates have gradients of another size
+                checks.warn_of_arbitrary_picks(
+                    self.router, self._elimination.statistics, bool(self._stepped), self._acts
+                )
             self._elimination.drop(step)
         if step in self._elimination.settled_after.values():
-            self._running.reset()  # before the weights settle, gradients favour candidates like the dropped one
-            self._elimination.evidence.reset()
+            # Before the weights settle, gradients favour candidates like the dropped one.
+            self._elimination.statistics.reset()
         return None
 
     def _end_picking(self) -> None:
@@ -250,8 +250,7 @@ class Schedule:
             skip(self.router, step)
         elif not again:
             self._step_size = self._step_size.to(self.router.device)
-            evidence = self._elimination.evidence
-            before_step(self.router, self._running, evidence, self._step_size, step, step.factors(stepping))
+            before_step(self.router, self._elimination.statistics, self._step_size, step, step.factors(stepping))
 
     @property
     def _ignores_gradients(self) -> bool:
@@ -267,16 +266,16 @@ class Schedule:
         weights are included."""
         progress = {"version": VERSION, "step": self.steps_done, "steps_lost": self._steps_lost}
         trial = {"trial": None if self._trial is None else self._trial.state_dict()}
-        tensors = {name: own.clone() for name, own in self._tensors().items()}
+        tensors = {name: own.clone() for name, own in self._elimination.state_dict().items()}
         return progress | self._identity() | tensors | self._start.state_dict() | trial
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume a saved run. Load the model's state as well, before or after."""
-        shapes = {name: tuple(own.shape) for name, own in self._tensors().items()}
+        shapes = {name: tuple(own.shape) for name, own in self._elimination.state_dict().items()}
         checks.check_run(state, VERSION, self._identity() | shapes)
         self._start.load_state_dict(state)
-        for name, own in self._tensors().items():
-            own.copy_(state[name])
+        for name, own in self._elimination.state_dict().items():
+            own.copy_(state[name])  # in place, since a captured CUDA graph uses them
         self.steps_done, self._steps_lost = state["step"], state["steps_lost"]
         self._trial = self.router.trying = None
         if (trial := state.get("trial")) is not None:
@@ -284,10 +283,6 @@ class Schedule:
             self._trial.load_state_dict(trial)
         self._picking = True
         self._start_step()
-
-    def _tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of the state, which are written in place, since a captured CUDA graph uses them."""
-        return self._running.state_dict() | self._elimination.state_dict()
 
     def _identity(self) -> dict[str, Any]:
         """Return what a resumed run must have in common with the saved one: its length, the steps at which it drops

@@ -107,7 +107,7 @@ class Trial:
         if self._held_out is None:
             value = loss if left < compared else None
         else:
-            value = self._held_out.loss() if _takes_held_out(left, compared) else None
+            value = self._held_out.loss() if left < compared and left % math.ceil(compared / HELD_OUT_LOSSES) == 0 else None
         if value is not None:
             # A copy, since a captured CUDA graph writes the next loss to the same memory.
             own = torch.as_tensor(-value if maximizes else value).detach().float().reshape(()).clone()
@@ -197,12 +197,6 @@ def _trial_order(site: Site) -> list[int]:
             "one in a trial starts from the current weights. Add 'original', or use pick_by='blend'."
         )
     return order
-
-
-def _takes_held_out(left: int, compared: float) -> bool:
-    """Return whether to measure a held-out loss with `left` steps to go in a rung whose last `compared` steps count."""
-    part = max(compared / HELD_OUT_LOSSES, 1.0)
-    return left == 0 or (left < compared and int(left / part) != int((left - 1) / part))
 
 
 def _is_finite(losses: Tensor) -> bool:

@@ -251,8 +251,8 @@ class Site(nn.Module):
                 )
         if bool((found["dropped_at"] >= 0).all(-1).any()) or not found.get("temperature", 1) > 0:
             raise FlexActError(
-                f"{state} has every candidate dropped or a temperature that is not above 0: it is damaged, or was saved "
-                "by a run that diverged."
+                f"{state} has every candidate dropped, or a temperature that is not above 0: it is damaged, or was "
+                "saved by a run that diverged."
             )
 
     def _plain(self, picks: list[int]) -> nn.Module:
