@@ -29,7 +29,7 @@ from flexact.routing.site import Site
 COMPARED_PART = 1 / 3
 """The fraction of a candidate's steps in a rung, counted from its end, over which its loss is averaged."""
 HELD_OUT_LOSSES = 7
-"""The number of held-out losses that are measured in these steps."""
+"""The most held-out losses that are measured in these steps."""
 
 
 class HeldOut:
@@ -104,10 +104,12 @@ class Trial:
         self.steps += 1
         rung = self._rungs[self._rung]
         left, compared = rung.until - self.steps, max(3, COMPARED_PART * (rung.until - rung.start))
-        if self._held_out is None:
-            value = loss if left < compared else None
-        else:
-            value = self._held_out.loss() if left < compared and left % math.ceil(compared / HELD_OUT_LOSSES) == 0 else None
+        value: Tensor | float | None = None
+        if left < compared:
+            if self._held_out is None:
+                value = loss
+            elif left % math.ceil(compared / HELD_OUT_LOSSES) == 0:
+                value = self._held_out.loss()
         if value is not None:
             # A copy, since a captured CUDA graph writes the next loss to the same memory.
             own = torch.as_tensor(-value if maximizes else value).detach().float().reshape(()).clone()

@@ -13,9 +13,6 @@ from torch import Tensor
 
 from flexact.errors import FlexActError
 
-Call = tuple[int, int, int]
-"""The first row of a call's site, the number of its rows, and that of its candidates."""
-
 
 def rank_count() -> int:
     """Return the number of ranks; 1 if torch.distributed is not in use."""
@@ -47,30 +44,28 @@ class Gathered:
 
     def __init__(self, rows: int, k: int, start: int) -> None:
         self.rows, self.k, self.start = rows, k, start
-        self._calls: list[Call] = []
-        self._tables: list[Tensor] = []
-        self._arranged: tuple[torch.device | None, tuple[Call, ...]] = (None, ())
+        self._calls: list[tuple[int, Tensor]] = []
+        """The first row of each call's site, and the sensitivities, (rows of the site, K of the site)."""
+        self._arranged: object = None
 
     def clear(self) -> None:
-        self._calls, self._tables = [], []
+        self._calls = []
 
     def forget(self, first_rows: Set[int]) -> None:
         """Remove the calls of the sites that start at these rows."""
-        left = [i for i, (first_row, *_) in enumerate(self._calls) if first_row not in first_rows]
-        self._calls, self._tables = [self._calls[i] for i in left], [self._tables[i] for i in left]
+        self._calls = [(first_row, table) for first_row, table in self._calls if first_row not in first_rows]
 
     def add(self, first_row: int, sensitivity: Tensor) -> None:
-        """Add the sensitivities of one call, (rows of its site, K of its site)."""
+        """Add the sensitivities of one call."""
         if type(sensitivity) is not Tensor:  # a user's subclass may not support deepcopy
             with torch._C.DisableTorchFunctionSubclass():
                 sensitivity = sensitivity.detach()
-        self._calls.append((first_row, sensitivity.shape[0], sensitivity.shape[1]))
-        self._tables.append(sensitivity)
+        self._calls.append((first_row, sensitivity))
 
     def means(self, device: torch.device) -> Tensor:
         """Return the mean over the calls of each row and over the ranks, (rows, K); 0 for rows without calls."""
         self._arrange(device)
-        flat = torch.cat([*(table.flatten() for table in self._tables), torch.zeros(1, device=device)])
+        flat = torch.cat([*self._flat(), torch.zeros(1, device=device)])
         return mean_over_ranks(flat[self._positions].sum(1) / self._counts.clamp(min=1))
 
     def flat(self, device: torch.device, means: Tensor | None = None) -> tuple[list[Tensor], Tensor]:
@@ -80,7 +75,7 @@ class Gathered:
         """
         self._arrange(device)
         if means is None:
-            return [table.flatten() for table in self._tables], self._kernel_calls
+            return self._flat(), self._kernel_calls
         first = self.start + self.k * torch.arange(self.rows, device=device).unsqueeze(1)
         return [means.flatten()], torch.cat([self._called.long(), torch.ones_like(first), first], dim=1)
 
@@ -89,15 +84,20 @@ class Gathered:
         self._arrange(device)
         return self._called
 
+    def _flat(self) -> list[Tensor]:
+        return [table.flatten() for _, table in self._calls]
+
     def _arrange(self, device: torch.device) -> None:
         """Compute where each row's sensitivities are in the concatenated calls, if the set of calls has changed."""
-        if self._arranged == (device, tuple(self._calls)):
+        pattern = (device, [(first_row, *table.shape) for first_row, table in self._calls])
+        if self._arranged == pattern:
             return
         _refuse_capture(device)
-        self._arranged = (device, tuple(self._calls))
+        self._arranged = pattern
         offsets: list[list[int]] = [[] for _ in range(self.rows)]
         widths, end = [0] * self.rows, 0
-        for first_row, rows, k in self._calls:
+        for first_row, table in self._calls:
+            rows, k = table.shape
             for row in range(first_row, first_row + rows):
                 offsets[row].append(end)
                 widths[row] = k
