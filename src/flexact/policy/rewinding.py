@@ -129,15 +129,12 @@ class StartingPoint:
         if (start := state.get("start")) is None:
             self.forget()
         else:
-            self._load(start)
+            now = _tensors(self._model)
+            kept = {name: _sharded_like(tensor, now.get(name)) for name, tensor in start["tensors"].items()}
+            _check_same(now, kept, _derived(self._model))
+            self._resumed = True
+            self._begin(start | {"tensors": kept})
         self.rewound_at = state.get("rewound_at")
-
-    def _load(self, start: dict[str, Any]) -> None:
-        now = _tensors(self._model)
-        kept = {name: _sharded_like(tensor, now.get(name)) for name, tensor in start["tensors"].items()}
-        _check_same(now, kept, _derived(self._model))
-        self._resumed = True
-        self._begin(start | {"tensors": kept})
 
     def _begin(self, start: dict[str, Any]) -> None:
         """Set the initial state, to which `note` adds the optimizers."""
