@@ -65,6 +65,8 @@ class Gathered:
     def means(self, device: torch.device) -> Tensor:
         """Return the mean over the calls of each row and over the ranks, (rows, K); 0 for rows without calls."""
         self._arrange(device)
+        if self._in_order:
+            return mean_over_ranks(torch.cat(self._flat()).view(self.rows, self.k))
         flat = torch.cat([*self._flat(), torch.zeros(1, device=device)])
         return mean_over_ranks(flat[self._positions].sum(1) / self._counts.clamp(min=1))
 
@@ -102,6 +104,8 @@ class Gathered:
                 offsets[row].append(end)
                 widths[row] = k
                 end += k
+        # Whether each row has one call, of K sensitivities, in the order of the rows.
+        self._in_order = end == self.rows * self.k and offsets == [[row * self.k] for row in range(self.rows)]
         most = max(1, *(len(own) for own in offsets))
         first = torch.tensor([own + [end] * (most - len(own)) for own in offsets], device=device)
         column, width = torch.arange(self.k, device=device), torch.tensor(widths, device=device).view(-1, 1, 1)

@@ -166,6 +166,8 @@ class Site(nn.Module):
         dropped = dropped.to(alive.device) & alive
         if not bool((alive & ~dropped).any(-1).all()):
             raise FlexActError(f"{self.label} must keep at least one candidate of {self.candidates}.")
+        if not bool(dropped.any()):
+            return
         if evidence is not None:
             self.evidence.copy_(torch.where(dropped.unsqueeze(-1), evidence.to(self.evidence), self.evidence))
         self.dropped_at.masked_fill_(dropped, step)
@@ -204,8 +206,6 @@ class Site(nn.Module):
     def update_alive(self) -> None:
         """Update what is derived from `dropped_at`. Raise if the buffers were averaged like weights: they hold
         decisions, which cannot be averaged."""
-        self._alive_version = version_of(self.dropped_at)
-        self.router.alive_changed()
         if self.dropped_at.is_meta:
             alive = torch.ones(self.rows, self.k, dtype=torch.bool, device="cpu")
         else:
@@ -216,6 +216,8 @@ class Site(nn.Module):
                     "copy buffers, not average them: use AveragedModel(model, use_buffers=False), or load the state of "
                     "the model itself."
                 )
+        self._alive_version = version_of(self.dropped_at)
+        self.router.alive_changed()
         self.alive = tuple(torch.nonzero(alive.any(0)).flatten().tolist())
         committed = bool((alive.sum(-1) == 1).all())
         self._set_aside("picked", self._plain(alive.long().argmax(-1).tolist()) if committed else None)
