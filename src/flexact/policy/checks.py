@@ -107,21 +107,31 @@ def omissions(router: Router, steps_done: int, stepped: bool, adds_steps: bool, 
     """
     needs_penalty = router.config.policy.adds_to_loss and router.ready and not (router.at_rest or router.committed)
     starts = steps_done == 0
-    warned = {
-        "every site of this model is committed, so the steps that network_steps adds for picking are not needed. To "
-        "resume a run, load the schedule's state as well: schedule.load_state_dict(...). To train longer, extract the "
-        "network, and train it without a Schedule.": starts and router.committed and adds_steps,
-        "the model or the optimizer has the state of an earlier run, but this schedule starts at step 0. To resume "
-        "that run, load the schedule's state as well: schedule.load_state_dict(...).": (
-            starts and router.resumes and not router.committed
+    warnings_if = (
+        (
+            starts and router.committed and adds_steps,
+            "every site of this model is committed, so the steps that network_steps adds for picking are not needed. "
+            "To resume a run, load the schedule's state as well: schedule.load_state_dict(...). To train longer, "
+            "extract the network, and train it without a Schedule.",
         ),
-        "this policy needs a penalty, but the training loop does not add it. Use loss = loss + "
-        "flexact.penalty(model).": needs_penalty and stepped and not router.penalized,
-        "no optimizer of torch.optim has stepped the weights that are rewound now. Call optimizer.step() before "
-        "schedule.step(loss), with an optimizer of this model's parameters. If it is not one of torch.optim, pass it "
-        "to Schedule(..., rewinds=[optimizer]).": rewinds_untrained,
-    }
-    return [message for message, applies in warned.items() if applies]
+        (
+            starts and router.resumes and not router.committed,
+            "the model or the optimizer has the state of an earlier run, but this schedule starts at step 0. To "
+            "resume that run, load the schedule's state as well: schedule.load_state_dict(...).",
+        ),
+        (
+            needs_penalty and stepped and not router.penalized,
+            "this policy needs a penalty, but the training loop does not add it. Use loss = loss + "
+            "flexact.penalty(model).",
+        ),
+        (
+            rewinds_untrained,
+            "no optimizer of torch.optim has stepped the weights that are rewound now. Call optimizer.step() before "
+            "schedule.step(loss), with an optimizer of this model's parameters. If it is not one of torch.optim, pass "
+            "it to Schedule(..., rewinds=[optimizer]).",
+        ),
+    )
+    return [message for applies, message in warnings_if if applies]
 
 
 def warn_of_arbitrary_picks(router: Router, statistics: RoundStatistics, stepped: bool, acts: bool) -> None:
