@@ -28,7 +28,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from torch import nn
 
 import flexact
-from flexact.observe.selection import Selection
 from flexact.routing.sites import sites_of
 from flexact.surgery.picks_file import described, write_picks
 
@@ -351,9 +350,8 @@ class PublicApi(RuleBasedStateMachine):
         assert (now is not None) == self.has_sites
         if now is None:
             return
-        text = json.dumps(now.to_dict())
+        json.dumps(now.to_dict(), allow_nan=False)
         if self.is_finite:
-            assert Selection.from_dict(json.loads(text)) == now
             for row in now:
                 assert row.pick not in row.dropped
                 assert math.isclose(sum(row.probabilities.values()), 1.0, abs_tol=1e-5)

@@ -190,9 +190,6 @@ def test_a_checkpoint_without_flexact_state(routed: Build, trainer_of: Build, tm
     with pytest.raises(flexact.FlexActError, match=r"network_steps=12, .*18"):
         resume(num_train_epochs=3)
     whole = schedule.read_bytes()
-    torch.save(torch.load(schedule, weights_only=True) | {"step": 3}, schedule)
-    with pytest.raises(flexact.FlexActError, match=r"step 4.*step 3"):
-        resume()
     schedule.write_bytes(whole[:20])
     with pytest.raises(flexact.FlexActError, match=SCHEDULE):
         resume()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 
 from flexact.integrations import lightning as in_lightning  # noqa: E402
 from flexact.integrations.transformers import FlexActCallback  # noqa: E402
-from flexact.integrations.transformers_schedule import SCHEDULE, restart_learning_rate  # noqa: E402
+from flexact.integrations.transformers_schedule import SCHEDULE  # noqa: E402
 
 Build = Callable[..., Any]
 STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -222,24 +221,3 @@ def test_a_resumed_fit_rewinds_to_the_same_weights(tmp_path: Path) -> None:
         assert resumed.losses == whole.losses[6 * cut :]
         assert resumed.rates == whole.rates[6 * cut :]
         torch.testing.assert_close(dict(resumed.state_dict()), dict(whole.state_dict()), rtol=0, atol=0, equal_nan=True)
-
-
-@pytest.mark.parametrize("done", [4, 6])
-def test_a_learning_rate_that_is_a_tensor_restarts_in_place(done: int) -> None:
-    rate, weight = torch.tensor(0.1), nn.Parameter(torch.ones(2))
-    optimizer = torch.optim.AdamW([weight], lr=rate, foreach=False)
-
-    def created(steps: int, _: Any = None) -> Any:
-        trainer.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
-
-    trainer = SimpleNamespace(_created_lr_scheduler=True, callback_handler=SimpleNamespace(), create_scheduler=created)
-    created(10)
-    for _ in range(4):
-        optimizer.step()
-        trainer.lr_scheduler.step()
-    restart_learning_rate(trainer, optimizer, SimpleNamespace(rewound_at=4, steps_done=done, total_steps=14))
-    optimizer.step()
-    trainer.lr_scheduler.step()
-    assert optimizer.param_groups[0]["lr"] is rate
-    assert float(rate) == pytest.approx(0.09 if done == 4 else 0.05)
-    assert float(optimizer.param_groups[0]["initial_lr"]) == pytest.approx(0.1)

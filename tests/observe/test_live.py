@@ -12,7 +12,6 @@ from torch import nn
 
 from flexact import FlexActError, FlexConfig, Recorder, Schedule, convert, selection
 from flexact.observe.live import terminal_text
-from flexact.observe.selection import Selection
 
 CONFIG = FlexConfig(candidates=("relu", "tanh", "gelu"), share="site", pick_by="blend", rewind=False)
 
@@ -147,4 +146,3 @@ def test_an_unfinished_trial_shows_and_records_the_candidate_that_it_tries() -> 
     now = selection(model)
     assert "trying tanh" in str(now)
     assert "trying: the candidate that the trial trains now" in str(now)
-    assert Selection.from_dict(now.to_dict()) == now

@@ -16,7 +16,6 @@ from torch.optim.swa_utils import AveragedModel
 
 import flexact
 from flexact import FlexAct, FlexActError, FlexConfig, Policy, convert, selection
-from flexact.observe.selection import Selection
 from flexact.policy.evidence import Contest
 
 FIVE = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
@@ -194,7 +193,6 @@ def test_the_lead_over_a_diverged_candidate_is_infinite_and_null_in_json() -> No
     assert "diverged" in str(chosen)
     text = json.dumps(chosen.to_dict(), allow_nan=False)
     assert json.loads(text)["rows"][0]["evidence"]["tanh"] == {"margin": None, "standard_error": 0.0, "steps": 4}
-    assert Selection.from_dict(json.loads(text)) == chosen
 
 
 def with_evidence(dropped: dict[str, tuple[int, float, float]]) -> nn.Module:
@@ -235,7 +233,6 @@ def test_nan_probabilities_are_null_in_json() -> None:
     data = selection(model).to_dict()
     assert json.loads(json.dumps(data, allow_nan=False)) == data
     assert data["rows"][0]["probability"] is None
-    assert math.isnan(Selection.from_dict(data)[0].probability)
 
 
 @pytest.mark.parametrize("name", ["act", "encoder.layers.11.intermediate_block.intermediate_activation_function"])
@@ -306,6 +303,7 @@ def test_the_dictionary_is_plain_json_with_a_version() -> None:
         "probabilities",
         "dropped",
         "evidence",
+        "trying",
     }
 
 
@@ -411,47 +409,6 @@ def test_buffers_that_were_copied_in_place_are_read(pick: Callable) -> None:
         assert [site.committed for site in (copied[1], copied[3])] == [True, True]
     assert [row.committed for row in selection(copied)] == [True, True]
     assert selection(copied).picks == {"1": "tanh", "3": "tanh"}
-
-
-def test_a_selection_round_trips_through_its_dictionary() -> None:
-    model = nn.Sequential(network(), with_evidence({"silu": (1, 0.1, 1.0), "gelu": (9, 0.5, 0.1)}))
-    model[0][1].keep(len(model[0][1].alive) - 1, step=3)
-    chosen = selection(model)
-    assert chosen[2].evidence == {
-        "silu": Contest(*map(pytest.approx, (0.1, 1.0, 50))),
-        "gelu": chosen[2].evidence["gelu"],
-    }
-    assert Selection.from_dict(json.loads(json.dumps(chosen.to_dict()))) == chosen
-
-
-def _with(**fields: object) -> dict[str, object]:
-    data = selection(network()).to_dict()
-    data["rows"][1].update(fields)
-    return data
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (3, "not a Selection"),
-        ({"rows": []}, "not a Selection"),
-        ({"flexact_selection": "1", "rows": []}, "not a Selection"),
-        ({"flexact_selection": 1, "rows": []}, "has version 1, and this flexact reads version 3 only"),
-        ({"flexact_selection": 4, "rows": []}, "has version 4"),
-        ({"flexact_selection": 3}, "needs 'rows'"),
-        ({"flexact_selection": 3, "rows": [{"site": "1"}]}, "row 0 of a selection needs the fields"),
-        (_with(more=1), "row 1 of a selection needs the fields"),
-        (_with(pick=3), "row 1 of a selection: pick cannot be 3"),
-        (_with(probability=True), "probability cannot be True"),
-        (_with(dropped={"relu": "soon"}), "dropped cannot be"),
-        (_with(decided=1), "decided cannot be 1"),
-        (_with(evidence={"relu": {"margin": 1.0}}), "evidence cannot be"),
-        (_with(evidence={"relu": {"margin": 1.0, "standard_error": None, "steps": 3}}), "evidence cannot be"),
-    ],
-)
-def test_a_dictionary_that_is_no_selection_is_refused(data: object, message: str) -> None:
-    with pytest.raises(FlexActError, match=message):
-        Selection.from_dict(data)
 
 
 @pytest.mark.parametrize("value", [None, 3, nn.ReLU, "model"])

@@ -84,10 +84,8 @@ def test_the_heat_maps_show_the_leader_of_each_step(tmp_path: Path) -> None:
     events = read(tmp_path)
     assert set(events.Tags()["images"]) == {"flexact_heat_maps/picks", "flexact_heat_maps/probabilities"}
     images = events.Images("flexact_heat_maps/picks")
-    assert [image.step for image in images] == [150, 310, 390]  # with 16 and 32 records, and at the end
+    assert [image.step for image in images] == [390]
     colour = candidate_colours(["relu", "tanh"])
-    relu, tanh = (area(images[0], colour[name]) for name in ("relu", "tanh"))
-    assert tanh < relu / 20  # in the legend alone
     relu, tanh = (area(images[-1], colour[name]) for name in ("relu", "tanh"))
     assert tanh == pytest.approx(relu, rel=0.1)  # half of the steps each
     shown = events.Images("flexact_heat_maps/probabilities")[-1]

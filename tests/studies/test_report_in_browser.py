@@ -52,8 +52,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     driver.quit()
 
 
-# What each page must contain: figures and tables (including the two of the configuration).
-PAGES = {"synthetic": (2, 4), "alpha": (3, 3), "corrections": (3, 3), "recorder": (5, 3), "evidence": (6, 3)}
+# What each page must contain: figures and tables.
+PAGES = {"synthetic": (2, 2), "alpha": (3, 1), "corrections": (3, 1), "recorder": (5, 1), "evidence": (6, 1)}
 
 
 @pytest.fixture(scope="module")

@@ -107,7 +107,7 @@ def test_a_selection_that_does_not_fit_is_reported() -> None:
         flexact.load_picks(nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU())), picks)
     with pytest.raises(flexact.FlexActError, match="no picks"):
         flexact.load_picks(model, {"1": 3})
-    with pytest.raises(flexact.FlexActError, match=r"row 0 .*fields"):
+    with pytest.raises(flexact.FlexActError, match="'rows' must be a list of sites with their picks"):
         flexact.load_picks(model, {"flexact_selection": 3, "rows": [3]})
     assert isinstance(model[1], nn.ReLU)
 
@@ -125,7 +125,8 @@ def test_a_selection_by_channel_is_reported(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ('{"flexact_picks": 1,', "truncated or damaged: invalid JSON"),
-        ({"flexact_selection": 3, "rows": 3}, r"flexact\.json: a selection needs 'rows', a list"),
+        ({"flexact_selection": 4, "rows": []}, r"has version 4, and this flexact reads selections of version 3"),
+        ({"flexact_selection": 3, "rows": 3}, r"flexact\.json is not a selection: 'rows' must be a list"),
         ([1], "has no picks of flexact"),
         ({**GOOD, "flexact_picks": 99}, "has version 99, but this flexact reads up to 1; update"),
         ({**GOOD, "picks": {"1": 3}}, "'picks' must map each site or setting to a name"),

@@ -8,33 +8,20 @@ from typing import Annotated, Any
 import typer
 from torch import nn
 
-from flexact.errors import FlexActError
 from flexact.studies.commands import compare, data, reproduce
 from flexact.studies.compare.functions import named
 from flexact.studies.grid.command import names
 
 
-def load_model(given: str) -> tuple[nn.Module, Any]:
+def load_model(given: str) -> tuple[Any, Any]:
     """Return the model that `given` names, and its example inputs or None. Modules of the current folder are found too.
 
     given: "module:build", where `build` is a model, or a function without arguments that returns a model, or a model
     and its example inputs.
     """
     found: Any = named(given)
-    try:
-        made = found if isinstance(found, nn.Module) or not callable(found) else found()
-    except Exception as error:
-        raise FlexActError(
-            f"{given.rpartition(':')[2]}() raised {type(error).__name__}: {error!s:.300}. It is called without "
-            "arguments, and must return a model, alone or with example inputs."
-        ) from error
-    model, example_inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-    if not isinstance(model, nn.Module):
-        raise FlexActError(
-            f"{given} must be a torch.nn.Module, or a function that returns one, alone or with example inputs; got "
-            f"{type(made).__name__}."
-        )
-    return model, example_inputs
+    made = found() if callable(found) and not isinstance(found, nn.Module) else found
+    return made if isinstance(made, tuple) and len(made) == 2 else (made, None)
 
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 import warnings
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import nn
 
 from flexact.errors import FlexActError, missing_extra
 from flexact.observe.selection import Selection, selection
@@ -24,26 +21,12 @@ from flexact.policy.schedule import Schedule
 from flexact.routing.sites import sites_of
 from flexact.surgery.convert import extract
 
-_STEP = "training_step"
-
-
-def _lightning() -> Any:
-    """Return `lightning.pytorch`, or `pytorch_lightning` if the program imported that; their callbacks differ."""
-    names = ("lightning.pytorch", "pytorch_lightning")
-    for name in names:
-        if name in sys.modules:
-            return sys.modules[name]
-    for name in names:
-        if find_spec(name.partition(".")[0]) is not None:
-            return import_module(name)
+if find_spec("lightning") is None:
     raise missing_extra("lightning", "lightning")
+from lightning import pytorch as pl
 
 
-pl = _lightning()
-_Callback: Any = pl.Callback
-
-
-class FlexActCallback(_Callback):  # type: ignore[misc]
+class FlexActCallback(pl.Callback):
     """Lets the activations of a LightningModule pick while `lightning.Trainer` fits it.
 
     log: whether to log the sites' probabilities every `log_every_n_steps`, until the commitment.
@@ -68,23 +51,14 @@ class FlexActCallback(_Callback):  # type: ignore[misc]
         self.schedule: Schedule | None = None
         self.selection: Selection | None = None
         """The picks; None before the end of training."""
+        self.extracted: Any = None
+        """A copy of the module, of the same class, with plain activations; None before the end of `fit`, and in
+        processes other than those that train. There, call `flexact.extract(model)`."""
         self._saved: dict[str, Any] | None = None
-        self._extracted: nn.Module | None = None
-        self._logged_commitment = False
         self._losses: list[torch.Tensor] = []
         """Losses of the micro-batches of the current step, each divided by their number."""
         self._loss: torch.Tensor | None = None
         """Loss of the last step that had one; `training_step` may return None to skip a batch."""
-
-    @property
-    def extracted(self) -> Any:
-        """A copy of the module, of the same class, with plain activations. Available after `fit`."""
-        if self._extracted is None:
-            raise FlexActError(
-                "the plain network is only available after fit, in the process that trained it. Otherwise call "
-                "flexact.extract(model)."
-            )
-        return self._extracted
 
     # Hooks of lightning's Callback.
 
@@ -117,7 +91,7 @@ class FlexActCallback(_Callback):  # type: ignore[misc]
                 f"the Trainer resumes at step {trainer.global_step}, but the policy at step "
                 f"{self.schedule.steps_done}. Resume from a checkpoint that was written with a FlexActCallback."
             )
-        vars(pl_module)[_STEP] = _StepWithPenalty(pl_module)
+        pl_module.training_step = _StepWithPenalty(pl_module)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
         if self.schedule is None:
@@ -129,8 +103,10 @@ class FlexActCallback(_Callback):  # type: ignore[misc]
         if self._losses:
             self._loss, self._losses = torch.stack(self._losses).sum(), []
         self.schedule.step(self._loss)
-        if self.logs and not self._logged_commitment and trainer.global_step % trainer.log_every_n_steps == 0:
-            self._log(trainer, pl_module)
+        if self.logs and trainer.global_step % trainer.log_every_n_steps == 0:
+            self.logs = not self.schedule.committed  # the commitment is the last to be logged
+            for logger in trainer.loggers:
+                logger.log_metrics(selection(pl_module).scalars, step=trainer.global_step - 1)  # counted from 0
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         _remove_penalty(pl_module)
@@ -149,7 +125,7 @@ class FlexActCallback(_Callback):  # type: ignore[misc]
         forward = vars(pl_module).get("forward")
         if getattr(forward, "__self__", None) is pl_module:
             del vars(pl_module)["forward"]  # set by Lightning's DDP; it would hide the forward of the extracted class
-        self._extracted = extract(pl_module, commit=True)
+        self.extracted = extract(pl_module, commit=True)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         _remove_penalty(pl_module)
@@ -161,14 +137,6 @@ class FlexActCallback(_Callback):  # type: ignore[misc]
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the state until training starts and the schedule is created."""
         self._saved = state_dict
-
-    def _log(self, trainer: Any, module: nn.Module) -> None:
-        assert self.schedule is not None
-        self._logged_commitment = self.schedule.committed
-        rows = selection(module)
-        values = {f"flexact/{row.key}/{name}": p for row in rows for name, p in row.probabilities.items()}
-        for logger in trainer.loggers:
-            logger.log_metrics(values, step=trainer.global_step - 1)  # Lightning's step number of this batch
 
 
 def _total_steps(trainer: Any) -> int:
@@ -187,8 +155,8 @@ class _StepWithPenalty:
 
     def __init__(self, module: Any) -> None:
         self.module = module
-        self.original = vars(module).get(_STEP)  # a compiled module has one in its instance attributes
-        functools.update_wrapper(self, getattr(module, _STEP))  # Lightning inspects the signature
+        self.original = vars(module).get("training_step")  # a compiled module has one in its instance attributes
+        functools.update_wrapper(self, module.training_step)  # Lightning inspects the signature
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         output = self.__wrapped__(*args, **kwargs)  # type: ignore[attr-defined]
@@ -198,8 +166,8 @@ class _StepWithPenalty:
 
 
 def _remove_penalty(module: Any) -> None:
-    step = vars(module).get(_STEP)
+    step = vars(module).get("training_step")
     if isinstance(step, _StepWithPenalty):
-        del vars(module)[_STEP]
+        del module.training_step
         if step.original is not None:
-            vars(module)[_STEP] = step.original
+            module.training_step = step.original

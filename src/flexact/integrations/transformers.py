@@ -6,14 +6,13 @@ a subclass that extends the few methods for which there is no callback: optimize
 
 from __future__ import annotations
 
+import copy
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from flexact.errors import FlexActError, missing_extra
 from flexact.integrations.transformers_config import (
@@ -68,13 +67,12 @@ class FlexActCallback(TrainerCallback):
         self._trainer: Any = None
         self._records_picks = False
         """Whether the model's configuration can record the picks."""
-        self._logged_commitment = False
 
     def wrap(self, trainer: Any) -> Any:
         """Attach this callback to a Trainer and return the Trainer. Call it once, before `train`."""
         if not isinstance(trainer, Trainer):
             raise FlexActError(f"wrap got a {type(trainer).__name__}. Pass a transformers.Trainer.")
-        if isinstance(trainer, _TrainerMixin):
+        if isinstance(trainer, _WrappedTrainer):
             raise FlexActError(
                 "this Trainer is already wrapped. For another run, create a new Trainer with a newly converted model."
             )
@@ -96,7 +94,7 @@ class FlexActCallback(TrainerCallback):
             warnings.warn(problem, stacklevel=2)
         self.update_config()
         vars(trainer)["flexact"] = self
-        trainer.__class__ = type(trainer.__class__.__name__, (_TrainerMixin, trainer.__class__), {})
+        trainer.__class__ = type(trainer.__class__.__name__, (_WrappedTrainer, trainer.__class__), {})
         return trainer
 
     # Hooks of TrainerCallback.
@@ -117,16 +115,11 @@ class FlexActCallback(TrainerCallback):
         self.schedule = Schedule(self._trainer.model, state.max_steps, optimizer, rewinds)
         if self.checkpoint is not None:
             load_schedule(self.checkpoint, self.schedule)
-        if self.schedule.steps_done != state.global_step:
-            raise FlexActError(
-                f"the Trainer resumes at step {state.global_step}, but the policy at step {self.schedule.steps_done}. "
-                "Resume from a checkpoint that was written by a Trainer with a FlexActCallback."
-            )
         restart_learning_rate(self._trainer, optimizer, self.schedule)
         self.update_config()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        schedule = self._running
+        schedule = self.running
         if schedule is not None:
             was_committed = schedule.committed
             schedule.step()
@@ -156,44 +149,12 @@ class FlexActCallback(TrainerCallback):
             else:
                 record_picks(model, picks)
 
-    # Called by the methods of the wrapped Trainer.
+    # Used by the wrapped Trainer.
 
     @property
-    def _running(self) -> Schedule | None:
+    def running(self) -> Schedule | None:
         """The schedule during training, otherwise None."""
         return self.schedule if self.selection is None else None
-
-    def separate_logits(self, optimizer: Optimizer) -> None:
-        """Move the logits to a parameter group of their own, without weight decay."""
-        logits = [site.logits for site in sites_of(self._trainer.model)]
-        ids = {id(parameter) for parameter in logits}
-        groups = [group for group in optimizer.param_groups if any(id(p) in ids for p in group["params"])]
-        if all(group["weight_decay"] == 0 and {id(p) for p in group["params"]} <= ids for group in groups):
-            return  # they have their own group, or are missing from the optimizer, which the Schedule reports
-        for group in groups:
-            group["params"] = [parameter for parameter in group["params"] if id(parameter) not in ids]
-        rate = self._trainer.args.learning_rate if self.logit_lr is None else self.logit_lr
-        optimizer.add_param_group({"params": logits, "weight_decay": 0.0, "lr": rate})
-
-    def with_penalty(self, loss: torch.Tensor, model: nn.Module, divisor: int) -> torch.Tensor:
-        """Return the loss of a micro-batch plus the policy's penalty divided by `divisor`."""
-        schedule = self._running
-        if schedule is None or not model.training:
-            return loss
-        adds = schedule.config.policy.adds_to_loss
-        if schedule.committed or schedule.router.at_rest:
-            # DistributedDataParallel waits for the gradients of all parameters, unless it finds the unused ones.
-            adds = isinstance(model, nn.parallel.DistributedDataParallel) and not model.find_unused_parameters
-        return loss + penalty(self._trainer.model).to(loss.device) / divisor if adds else loss
-
-    def probabilities(self) -> dict[str, float]:
-        """Return the probabilities of all candidates per site for the log; empty after the commitment was logged."""
-        schedule = self._running
-        if schedule is None or not self.logs or self._logged_commitment:
-            return {}
-        self._logged_commitment = schedule.committed
-        rows = selection(self._trainer.model)
-        return {f"flexact/{row.key}/{name}": p for row in rows for name, p in row.probabilities.items()}
 
     def update_config(self) -> None:
         """Until training ends, record in the model's configuration that it has sites, and their current picks."""
@@ -204,8 +165,8 @@ class FlexActCallback(TrainerCallback):
 
     def save(self, folder: Path) -> None:
         """Write the state of the schedule and flexact.json into a checkpoint folder, if the checkpoint needs them."""
-        if self._running is not None:
-            save_schedule(folder, self._running)
+        if self.running is not None:
+            save_schedule(folder, self.running)
         if not self._records_picks:
             return
         description = getattr(self._trainer.model.config, CONFIG_FIELD, None)
@@ -250,72 +211,89 @@ def _check_arguments(trainer: Any) -> None:
             raise FlexActError(f"FlexActCallback: {message}")
 
 
-class _TrainerMixin:
-    """Extends the methods of a wrapped Trainer."""
+class _WrappedTrainer(Trainer):
+    """Extends the methods of the Trainer for which there is no callback."""
 
     flexact: FlexActCallback
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
-        is_new = self.optimizer is None  # type: ignore[attr-defined]
-        optimizer = super().create_optimizer(*args, **kwargs)  # type: ignore[misc]
-        if is_new:
-            self.flexact.separate_logits(optimizer)
+        """Create the optimizer, and move the logits to a parameter group of their own, without weight decay."""
+        is_new = self.optimizer is None
+        optimizer = super().create_optimizer(*args, **kwargs)
+        logits = [site.logits for site in sites_of(self.model)]
+        ids = {id(parameter) for parameter in logits}
+        holding = [group for group in optimizer.param_groups if any(id(p) in ids for p in group["params"])]
+        apart = all(group["weight_decay"] == 0 and {id(p) for p in group["params"]} <= ids for group in holding)
+        if is_new and not apart:
+            for group in holding:
+                group["params"] = [parameter for parameter in group["params"] if id(parameter) not in ids]
+            rate = self.args.learning_rate if self.flexact.logit_lr is None else self.flexact.logit_lr
+            optimizer.add_param_group({"params": logits, "weight_decay": 0.0, "lr": rate})
         return optimizer
 
     def compute_loss(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        result = super().compute_loss(model, inputs, *args, **kwargs)  # type: ignore[misc]
-        divisor = 1
+        """Return the loss of a micro-batch plus the policy's penalty, which is averaged over the micro-batches."""
+        result = super().compute_loss(model, inputs, *args, **kwargs)
+        if not (model.training and self._adds_penalty(model)):
+            return result
+        extra = penalty(self.model)
         if self._loss_is_scaled(kwargs.get("num_items_in_batch", args[1] if len(args) > 1 else None)):
-            accumulated = self.args.gradient_accumulation_steps  # type: ignore[attr-defined]
-            divisor = getattr(self, "current_gradient_accumulation_steps", None) or accumulated
-        if isinstance(result, tuple):
-            return (self.flexact.with_penalty(result[0], model, divisor), *result[1:])
-        return self.flexact.with_penalty(result, model, divisor)
+            accumulated = self.args.gradient_accumulation_steps
+            extra = extra / (getattr(self, "current_gradient_accumulation_steps", None) or accumulated)
+        loss, *others = result if isinstance(result, tuple) else (result,)
+        loss = loss + extra.to(loss.device)
+        return (loss, *others) if isinstance(result, tuple) else loss
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train with a higher recompile limit: every drop recompiles the network for training and for evaluation."""
-        if not self.args.torch_compile:  # type: ignore[attr-defined]
-            return super().train(*args, **kwargs)  # type: ignore[misc]
-        import torch._dynamo
-
-        sizes = {site.k for site in sites_of(self.model)}  # type: ignore[attr-defined]  # equal ones drop together
-        with torch._dynamo.config.patch(recompile_limit=torch._dynamo.config.recompile_limit + 2 * sum(sizes)):
-            return super().train(*args, **kwargs)  # type: ignore[misc]
-
-    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log as before, then pass the probabilities to all callbacks but those that would print them."""
-        super().log(logs, *args, **kwargs)  # type: ignore[misc]
-        probabilities = self.flexact.probabilities() if "loss" in logs else {}
-        if not probabilities:
-            return
-        if self.state.log_history:  # type: ignore[attr-defined]
-            self.state.log_history[-1].update(probabilities)  # type: ignore[attr-defined]
-        handler = self.callback_handler  # type: ignore[attr-defined]
-        callbacks = handler.callbacks
-        handler.callbacks = [one for one in callbacks if not isinstance(one, PrinterCallback | ProgressCallback)]
-        try:
-            self.control = handler.on_log(self.args, self.state, self.control, probabilities)  # type: ignore[attr-defined,has-type]
-        finally:
-            handler.callbacks = callbacks
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
-        self.flexact.checkpoint = Path(resume_from_checkpoint)
-
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        folder = output_dir if output_dir is not None else self.args.output_dir  # type: ignore[attr-defined]
-        self.flexact.update_config()
-        super()._save(folder, state_dict)  # type: ignore[misc]
-        self.flexact.save(Path(folder))
-
-    def _load_best_model(self) -> None:
-        super()._load_best_model()  # type: ignore[misc]
-        self.flexact.update_config()  # the best checkpoint may be from before the commitment
+    def _adds_penalty(self, model: nn.Module) -> bool:
+        schedule = self.flexact.running
+        if schedule is not None and (schedule.committed or schedule.router.at_rest):
+            # DistributedDataParallel waits for the gradients of all parameters, unless it finds the unused ones.
+            return isinstance(model, nn.parallel.DistributedDataParallel) and not model.find_unused_parameters
+        return schedule is not None and schedule.config.policy.adds_to_loss
 
     def _loss_is_scaled(self, num_items_in_batch: Any) -> bool:
         """Return whether `compute_loss` divides by the number of micro-batches itself; otherwise the Trainer does."""
         scaled = getattr(self, "loss_is_scaled_for_ga", None)
         if scaled is not None:
             return bool(scaled)
-        by_model = self.model_accepts_loss_kwargs and num_items_in_batch is not None  # type: ignore[attr-defined]
-        return bool(by_model or self.compute_loss_func is not None)  # type: ignore[attr-defined]
+        by_model = self.model_accepts_loss_kwargs and num_items_in_batch is not None
+        return bool(by_model or self.compute_loss_func is not None)
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train with a higher recompile limit: every drop recompiles the network for training and for evaluation."""
+        if not self.args.torch_compile:
+            return super().train(*args, **kwargs)
+        import torch._dynamo
+
+        sizes = {site.k for site in sites_of(self.model)}  # equal ones drop together
+        with torch._dynamo.config.patch(recompile_limit=torch._dynamo.config.recompile_limit + 2 * sum(sizes)):
+            return super().train(*args, **kwargs)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log as before, then pass the probabilities to all callbacks but those that would print them."""
+        super().log(logs, *args, **kwargs)
+        schedule = self.flexact.running
+        if schedule is None or "loss" not in logs or not self.flexact.logs:
+            return
+        self.flexact.logs = not schedule.committed  # the commitment is the last to be logged
+        probabilities = selection(self.model).scalars
+        self.state.log_history[-1].update(probabilities)
+        handler = copy.copy(self.callback_handler)
+        handler.callbacks = [
+            one for one in handler.callbacks if not isinstance(one, PrinterCallback | ProgressCallback)
+        ]
+        handler.on_log(self.args, self.state, self.control, probabilities)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)
+        self.flexact.checkpoint = Path(resume_from_checkpoint)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        folder = output_dir if output_dir is not None else self.args.output_dir
+        self.flexact.update_config()
+        super()._save(folder, state_dict)
+        self.flexact.save(Path(folder))
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        self.flexact.update_config()  # the best checkpoint may be from before the commitment

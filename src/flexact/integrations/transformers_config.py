@@ -46,7 +46,6 @@ UNPICKED = (
 ACT2FN[UNPICKED] = Unpicked
 
 _GATED = "gated-"
-_INITIALISERS = ("__init__", "_init_weights")
 
 
 def settings_of(model: nn.Module) -> dict[str, str]:
@@ -62,7 +61,7 @@ def problem_with_recording(model: nn.Module) -> str | None:
     built = _built(model, _with_activation(settings, UNPICKED))
     if built is None or not any(isinstance(module, Unpicked) for module in built.modules()):
         reason = f"has no activation setting that flexact knows ({', '.join(SETTINGS)})"
-    elif (reader := _other_reader(built, _built(model, settings), settings)) is not None:
+    elif (reader := _other_reader(built, built_with(model, settings), settings)) is not None:
         reason = f"has {' and '.join(settings)}, which is also read by {reader}"
     else:
         return None
@@ -73,13 +72,13 @@ def problem_with_recording(model: nn.Module) -> str | None:
     )
 
 
-def _other_reader(marked: nn.Module, plain: nn.Module | None, settings: Mapping[str, str]) -> str | None:
+def _other_reader(marked: nn.Module, plain: nn.Module, settings: Mapping[str, str]) -> str | None:
     """Return what reads a setting besides the activation modules, or None.
 
     It is an attribute that differs between two networks built with different settings, as in Mamba's mixer, or a method
     that reads the setting in every call.
     """
-    plain_modules = {} if plain is None else dict(plain.named_modules())
+    plain_modules = dict(plain.named_modules())
     marked_modules = {name: module for name, module in marked.named_modules() if not isinstance(module, Unpicked)}
     for name, module in marked_modules.items():
         others = vars(plain_modules.get(name, module))
@@ -88,7 +87,7 @@ def _other_reader(marked: nn.Module, plain: nn.Module | None, settings: Mapping[
                 return f"{name}.{attribute}"
     for cls in dict.fromkeys(cls for module in marked_modules.values() for cls in type(module).__mro__):
         for function in filter(inspect.isfunction, vars(cls).values()):
-            if function.__name__ not in _INITIALISERS and _reads(inspect.unwrap(function), settings):
+            if function.__name__ not in ("__init__", "_init_weights") and _reads(inspect.unwrap(function), settings):
                 return f"{cls.__name__}.{function.__name__}"
     return None
 

@@ -29,12 +29,11 @@ def load_schedule(folder: Path, schedule: Schedule) -> None:
     path = folder / SCHEDULE
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise FlexActError(
-            f"{path} does not exist. Resume from a checkpoint that was written by a Trainer with a FlexActCallback."
-        ) from None
     except Exception as error:  # torch.load raises many types
-        raise FlexActError(f"{path} is corrupt ({type(error).__name__}). Resume from another checkpoint.") from None
+        raise FlexActError(
+            f"cannot read {path} ({type(error).__name__}). Resume from a whole checkpoint of a Trainer with a "
+            "FlexActCallback."
+        ) from None
     try:
         schedule.load_state_dict(state)
     except FlexActError as error:
@@ -55,19 +54,11 @@ def restart_learning_rate(trainer: Any, optimizer: Optimizer, schedule: Schedule
     saved = trainer.lr_scheduler
     rates = [float(group["lr"]) for group in optimizer.param_groups]
     for group in optimizer.param_groups:
-        _set_rate(group, group.get("initial_lr", group["lr"]))
+        group["lr"] = float(group.get("initial_lr", group["lr"]))
     trainer.lr_scheduler = None
     trainer.create_scheduler(schedule.total_steps - schedule.rewound_at, optimizer)
     trainer.callback_handler.lr_scheduler = trainer.lr_scheduler
     if schedule.steps_done > schedule.rewound_at:
         trainer.lr_scheduler.load_state_dict(saved.state_dict())
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            _set_rate(group, rate)
-
-
-def _set_rate(group: dict[str, Any], rate: Any) -> None:
-    """Set a learning rate; one that is a tensor is set in place, and does not become the tensor of the initial one."""
-    if isinstance(group["lr"], torch.Tensor):
-        group["lr"].fill_(rate)
-    else:
-        group["lr"] = float(rate)
+            group["lr"] = rate

@@ -16,28 +16,27 @@ Row = TypeVar("Row", bound=Any)
 REMEDY = "Restore the file, or run the study again with --overwrite."
 
 
-def text(value: Any, digits: int = 9) -> str:
-    """Return a value as a CSV cell; None is empty. Nine digits represent a float32 exactly."""
-    if value is None:
-        return ""
-    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
-
-
-def line(cells: Sequence[str]) -> str:
-    """Return one line of a CSV file; any whitespace inside a cell, such as a line break, becomes one space."""
-    written = io.StringIO()
-    csv.writer(written, lineterminator="\n").writerow([" ".join(cell.split()) for cell in cells])
-    return written.getvalue()
-
-
 def write(
     path: Path, kind: type[Row], rows: Iterable[Row], made: Mapping[str, str] | None = None, digits: int = 9
 ) -> None:
-    """Write a table atomically. made: further columns with the same value in every row, such as device and date."""
+    """Write a table atomically. Any whitespace inside a text, such as a line break, becomes one space.
+
+    made: further columns with the same value in every row, such as device and date. digits: nine digits represent a
+    float32 exactly.
+    """
     constant = made or {}
-    lines = [line([*kind._fields, *constant])]
-    lines += [line([*(text(value, digits) for value in row), *constant.values()]) for row in rows]
-    write_whole(path, "".join(lines))
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow([*kind._fields, *constant])
+    writer.writerows([_cell(value, digits) for value in (*row, *constant.values())] for row in rows)
+    write_whole(path, table.getvalue())
+
+
+def _cell(value: Any, digits: int) -> str:
+    """Return a value as a CSV cell; None is empty."""
+    if isinstance(value, float):
+        return f"{value:.{digits}g}"
+    return "" if value is None else " ".join(str(value).split())
 
 
 def read(path: Path, kind: type[Row], remedy: str = REMEDY, made: Sequence[str] = ()) -> list[Row]:

@@ -75,10 +75,8 @@ def read_config(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         found = parsed_json(read_text(path))
-    except json.JSONDecodeError as error:
-        raise damaged(path, error.lineno, f"not valid JSON ({error.msg} at column {error.colno})") from None
     except ValueError as error:
-        raise damaged(path, 1, f"not valid JSON ({error})") from None
+        raise damaged(path, getattr(error, "lineno", 1), f"not valid JSON ({error})") from None
     version = found.get("flexact_study") if isinstance(found, dict) else None
     if not isinstance(version, int):
         return None

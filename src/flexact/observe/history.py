@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flexact.errors import FlexActError
 from flexact.io.json_input import parsed_json
@@ -18,7 +18,33 @@ KEY = "flexact_history"
 DROPS, DECISIONS, TRYING = "drops", "decisions", "trying"
 RESERVED = ("sites", "picks", DROPS, DECISIONS, TRYING)
 """The keys of a record besides its step and the user's numbers."""
-_DROP = {"step", "margin", "standard_error", "steps"}
+
+
+class History(NamedTuple):
+    """The content of a history file."""
+
+    about: dict[str, Any]
+    """The config and the versions, from the first line."""
+    records: list[dict[str, Any]]
+
+
+def read(path: Path) -> History:
+    """Read a history, and check every line. An incomplete last line is skipped: the run is in progress, or was killed
+    while it wrote that line."""
+    about, lines = _opened(path)
+    records = []
+    for number, line in enumerate(lines, start=2):
+        try:
+            record = parsed_json(line)
+        except ValueError as error:
+            raise FlexActError(
+                f"{path}, line {number}: not valid JSON ({error}). The file was edited or damaged; remove that line to "
+                "read the rest."
+            ) from None
+        if not _is_record(record):
+            raise FlexActError(f"{path}, line {number}: not a record that a Recorder writes: {line:.160}.")
+        records.append(record)
+    return History(about, records)
 
 
 def to_continue(path: Path, resume: bool, overwrite: bool) -> list[dict[str, Any]]:
@@ -27,19 +53,18 @@ def to_continue(path: Path, resume: bool, overwrite: bool) -> list[dict[str, Any
     Raises if the file has records and neither `resume` nor `overwrite` is given. A file that is not a history is
     never overwritten.
     """
-    if not path.exists():
+    if not path.exists() or (path.is_file() and path.stat().st_size == 0):
         return []
-    text = read_text(path)
-    if not text:
+    if overwrite:
+        _opened(path)
         return []
-    whole = whole_lines(text) or text  # without a whole line it is not a history
-    found = parsed(path, whole.splitlines(keepends=True)[0] if overwrite else whole)[1:]
-    if found and not resume:
+    records = read(path).records
+    if records and not resume:
         raise FlexActError(
-            f"{path} has {counted(len(found), 'record')} already, up to step {found[-1]['step']}. Give resume=True to "
-            "append to them, overwrite=True to replace them, or another path."
+            f"{path} has {counted(len(records), 'record')} already, up to step {records[-1]['step']}. Give resume=True "
+            "to append to them, overwrite=True to replace them, or another path."
         )
-    return found
+    return records
 
 
 def number_names(records: Records) -> list[str]:
@@ -48,52 +73,24 @@ def number_names(records: Records) -> list[str]:
     return sorted(names, key=lambda name: name != "loss")
 
 
-def read_text(path: Path) -> str:
-    if not path.is_file():
-        what = "is not a regular file" if path.exists() else "does not exist"
-        raise FlexActError(f"{path} {what}; give the path of a history that Recorder(model, path=...) wrote.")
+def _opened(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """The header of a history of this version or of version 1, which had no drops and decisions, and the lines of its
+    records."""
     try:
-        return path.read_text(encoding="utf-8")
+        first, *lines = path.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise FlexActError(f"cannot read {path}: {error.strerror}. Give the path of a Recorder's history.") from None
     except UnicodeDecodeError:
         raise FlexActError(f"{path} is not a history of flexact: it is not a text file.") from None
-
-
-def whole_lines(text: str) -> str:
-    """A text without its last line if that is incomplete: the run is in progress, or was killed while writing."""
-    return text[: text.rfind("\n") + 1]
-
-
-def parsed(path: Path, text: str) -> list[dict[str, Any]]:
-    """The header and the records of a history, with every line checked."""
-    lines = text.splitlines()
-    if not lines:
-        raise FlexActError(f"{path} is empty: it was cut off or damaged. Record the run again, or remove the file.")
-    entries = [_header(path, lines[0])]
-    for number, line in enumerate(lines[1:], start=2):
-        try:
-            entry = parsed_json(line)
-        except ValueError as error:
-            raise FlexActError(
-                f"{path}, line {number}: not valid JSON ({error}). The file is cut off or was edited; remove that "
-                "line to read the rest."
-            ) from None
-        if not _is_record(entry):
-            raise FlexActError(f"{path}, line {number}: not a record that a Recorder writes: {line:.160}.")
-        entries.append(entry)
-    return entries
-
-
-def _header(path: Path, line: str) -> dict[str, Any]:
-    """The header of a history of this version or an earlier one; version 1 had no drops and decisions."""
     header: Any = None
     with suppress(ValueError):
-        header = parsed_json(line)
-    number = header.get(KEY) if isinstance(header, dict) else None
-    if not isinstance(number, int):
+        header = parsed_json(first)
+    version = header.pop(KEY, None) if isinstance(header, dict) else None
+    if not isinstance(version, int):
         raise FlexActError(f'{path} is not a history of flexact: its first line must begin with {{"{KEY}": {VERSION}.')
-    if number > VERSION:
-        raise FlexActError(f"{path} has version {number}, but this flexact reads up to {VERSION}; update flexact.")
-    return dict(header)
+    if version > VERSION:
+        raise FlexActError(f"{path} has version {version}, but this flexact reads up to {VERSION}; update flexact.")
+    return header, lines[:-1]
 
 
 def _is_record(entry: Any) -> bool:
@@ -101,19 +98,17 @@ def _is_record(entry: Any) -> bool:
     try:
         probabilities = [p for own in entry["sites"].values() for p in own.values()]
         drops = [drop for own in entry.get(DROPS, {}).values() for drop in own.values()]
-        evidence = [one for drop in drops for one in drop.values() if one is not None]
-        decisions = [(one["runner_up"], one["decided"]) for one in entry.get(DECISIONS, {}).values()]
+        fields = [drop[name] for drop in drops for name in ("margin", "standard_error", "steps")]
         steps = [entry["step"], *(drop["step"] for drop in drops)]
+        decided = [decision["decided"] for decision in entry.get(DECISIONS, {}).values()]
     except (AttributeError, KeyError, TypeError):
         return False
+    evidence = [value for value in fields if value is not None]
     numbers = [value for name, value in entry.items() if name not in RESERVED]
     return (
-        all(map(_is_number, [*probabilities, *evidence, *numbers]))
+        all(map(_is_number, [*probabilities, *evidence, *numbers, *decided]))
         and not any(p < -1e-6 or p > 1 + 1e-6 for p in probabilities)
-        and all(drop.keys() == _DROP for drop in drops)
         and all(isinstance(step, int) for step in steps)
-        and isinstance(entry.get(TRYING, ""), str)
-        and all(isinstance(second, str | None) and isinstance(decided, bool) for second, decided in decisions)
     )
 
 

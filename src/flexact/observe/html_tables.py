@@ -7,19 +7,14 @@ from html import escape
 
 from flexact.observe.selection_rows import Row, columns_of, legend
 
-LONG = 16
-"""A first cell with more letters than this is wrapped if the table is wider than the page."""
-
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[object]], muted: Container[int] = ()) -> str:
     """Return a table as HTML. muted: the numbers of the rows that are shown muted."""
     head = "".join(f"<th>{escape(title)}</th>" for title in titles)
     lines = []
     for number, row in enumerate(rows):
-        first, *others = (escape(str(cell)) for cell in row)
-        opening = '<td class="long">' if len(str(row[0])) > LONG else "<td>"
-        line = '<tr class="muted">' if number in muted else "<tr>"
-        lines.append(f"{line}{opening}{first}</td>" + "".join(f"<td>{cell}</td>" for cell in others) + "</tr>")
+        opening = '<tr class="muted">' if number in muted else "<tr>"
+        lines.append(opening + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>")
     return in_box(f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n" + "\n".join(lines) + "\n</tbody>\n</table>")
 
 
@@ -28,9 +23,10 @@ def outcome_table(rows: Sequence[Row], first: Mapping[str, Sequence[object]] | N
 
     first: the columns before those; by default the names of the sites.
     """
-    columns = {**(first or {"site": [row.key for row in rows]}), **columns_of(rows)}
+    shown = columns_of(rows)
+    columns = {**(first or {"site": [row.key for row in rows]}), **shown}
     muted = [number for number, row in enumerate(rows) if row.undecided]
-    notes = "<br>\n".join(map(escape, legend(rows)))
+    notes = "<br>\n".join(map(escape, legend(rows, shown)))
     return table(tuple(columns), zip(*columns.values(), strict=True), muted) + f"\n<p>{notes}</p>"
 
 

@@ -44,8 +44,7 @@ class LiveTable:
             return
         from rich.text import Text
 
-        if not self._live.is_started:
-            self._live.start()
+        self._live.start()
         self._live.update(Text(terminal_text(history, now), no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def close(self, history: Records) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import fmean
 from typing import IO, Any
 
 import torch
@@ -18,6 +19,7 @@ from flexact.errors import FlexActError
 from flexact.io import value_checks
 from flexact.io.atomic_files import write_whole
 from flexact.io.json_input import path_of
+from flexact.io.markdown_tables import counted
 from flexact.observe import history
 from flexact.observe.history import DECISIONS, DROPS, RESERVED, TRYING
 from flexact.observe.live import LiveTable, notebook_html
@@ -42,6 +44,7 @@ class Recorder:
     the previous record, it has "drops": {site: {candidate: {"step": int, "margin": float, "standard_error": float,
     "steps": int}}}, the last three None without evidence; where sites have committed, "decisions": {site: {"original":
     candidate, "runner_up": candidate, "decided": bool}}; in a trial "trying": the candidate that the last step trained.
+    The probabilities of a site that picks per channel are means; its picks and drops have the keys `site:channel`.
 
     >>> import torch, flexact
     >>> model = flexact.convert(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
@@ -71,8 +74,9 @@ class Recorder:
         if path is not None:
             self._path = path_of(path, "a history")
             self.history = history.to_continue(self._path, resume, overwrite)
-        self._check_sites(now)
-        self._known = _known(self.history)
+            self._check_sites(set(now.by_site))
+        self._recorded: set[tuple[str, str | None]] = set()
+        """The drops that were recorded, as (site, candidate), and the decisions, as (site, None)."""
         if live:
             self._outputs.append(LiveTable())
         if tensorboard is not None:
@@ -102,49 +106,53 @@ class Recorder:
         given = values if router is None else {"loss": router.loss} | values
         numbers = {name: _number(name, value) for name, value in given.items()}
         now = selection(self.model)
-        self._check_sites(now)
         entry: dict[str, Any] = {
             "step": step,
-            "sites": {row.key: row.probabilities for row in now},
+            "sites": {site: _mean(rows) for site, rows in now.by_site.items()},
             "picks": now.leading,
             **self._news(now),
             **({} if router is None or router.tried is None else {TRYING: router.sites[0].candidates[router.tried]}),
             **numbers,
         }
         self.history.append(entry)
-        self._known |= _known([entry])
         if self._file is not None:
             self._file.write(json.dumps(entry) + "\n")
             self._file.flush()
         for output in self._outputs:
             output.show(self.history, now)
 
-    def _check_sites(self, now: Selection) -> None:
-        """Raise if the records have other sites than the model."""
-        keys = {row.key for row in now}
-        if self.history and keys != set(self.history[-1]["sites"]):
+    def _check_sites(self, sites: set[str]) -> None:
+        """Raise if the records of a file have other sites than the model."""
+        recorded = set(self.history[-1]["sites"]) if self.history else sites
+        if recorded != sites:
             raise FlexActError(
-                f"the history is from another network: it has the sites {_some(self.history[-1]['sites'])}, and this "
-                f"model has {_some(keys)}. Give another path, or overwrite=True to replace it."
+                f"{self._path} is the history of another network, with {counted(len(recorded), 'site')} "
+                f"({', '.join(sorted(recorded)):.80}); this model has {len(sites)} ({', '.join(sorted(sites)):.80}). "
+                "Give another path, or overwrite=True to replace it."
             )
 
     def _news(self, now: Selection) -> dict[str, Any]:
-        """The drops and decisions that no record has yet."""
+        """The drops and decisions that this Recorder has not recorded yet. A site that picks per channel has decided if
+        all channels have."""
         news: dict[str, Any] = {DROPS: {}, DECISIONS: {}}
         for row in now:
-            drops = {name: _drop(row, name) for name in row.dropped if (row.key, name) not in self._known}
+            drops = {name: _drop(row, name) for name in row.dropped if (row.key, name) not in self._recorded}
             if drops:
                 news[DROPS][row.key] = drops
-            if row.committed and (row.key, None) not in self._known:
-                decision = {"original": row.original, "runner_up": row.runner_up, "decided": row.decided}
-                news[DECISIONS][row.key] = decision
+                self._recorded |= {(row.key, name) for name in drops}
+        for site, rows in now.by_site.items():
+            if all(row.committed for row in rows) and (site, None) not in self._recorded:
+                decided = all(row.decided for row in rows)
+                rivals = {"original": rows[0].original, "runner_up": rows[0].runner_up if len(rows) == 1 else None}
+                news[DECISIONS][site] = rivals | {"decided": decided}
+                self._recorded.add((site, None))
         return {name: value for name, value in news.items() if value}
 
     def rewind(self, step: int) -> None:
         """Remove what was recorded after a step, to resume from an earlier checkpoint."""
         last = value_checks.integer("step", step)
         self.history = [entry for entry in self.history if entry["step"] <= last]
-        self._known = _known(self.history)
+        self._recorded.clear()
         if self._file is not None:
             self._rewrite()
 
@@ -168,16 +176,15 @@ class Recorder:
 
     @staticmethod
     def load(path: str | Path) -> list[dict[str, Any]]:
-        """The records of a JSON-lines file that a Recorder wrote.
+        """The records of a JSON-lines file that a Recorder wrote. An incomplete last line is skipped.
 
         >>> import flexact
         >>> flexact.Recorder.load("nowhere.jsonl")
         Traceback (most recent call last):
         ...
-        flexact.errors.FlexActError: nowhere.jsonl does not exist; ...
+        flexact.errors.FlexActError: cannot read nowhere.jsonl: No such file or directory. ...
         """
-        file = path_of(path, "a history")
-        return history.parsed(file, history.read_text(file))[1:]
+        return history.read(path_of(path, "a history")).records
 
     def _rewrite(self) -> None:
         """Replace the file atomically, and append to it from then on."""
@@ -188,10 +195,9 @@ class Recorder:
         self._file = self._path.open("a", encoding="utf-8")
 
 
-def _known(records: Iterable[Mapping[str, Any]]) -> set[tuple[str, str | None]]:
-    """The drops that records have, as (site, candidate), and the decisions, as (site, None)."""
-    drops = {(site, name) for entry in records for site, one in entry.get(DROPS, {}).items() for name in one}
-    return drops | {(site, None) for entry in records for site in entry.get(DECISIONS, {})}
+def _mean(rows: Sequence[Row]) -> dict[str, float]:
+    """The probabilities of a site: those of its only row, or their means over its channels."""
+    return {name: fmean(row.probabilities[name] for row in rows) for name in rows[0].probabilities}
 
 
 def _drop(row: Row, candidate: str) -> dict[str, Any]:
@@ -203,20 +209,12 @@ def _drop(row: Row, candidate: str) -> dict[str, Any]:
 
 def _header(model: nn.Module) -> dict[str, Any]:
     """The first line of a file: its format version, the config, and the versions of the packages."""
-    header: dict[str, Any] = {history.KEY: history.VERSION}
-    sites = sites_of(model)
-    if sites:
-        header["config"] = sites[0].config.to_dict()
-        del header["config"]["candidates"]  # each record has those of each site
-    header["versions"] = {"torch": torch.__version__, "python": platform.python_version()}
+    config = sites_of(model)[0].config.to_dict()
+    del config["candidates"]  # each record has those of each site
+    versions = {"torch": torch.__version__, "python": platform.python_version()}
     with suppress(PackageNotFoundError):  # a source tree that is not installed has no version
-        header["versions"]["flexact"] = version("flexact")
-    return header
-
-
-def _some(sites: Iterable[str]) -> str:
-    names = sorted(sites)
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        versions["flexact"] = version("flexact")
+    return {history.KEY: history.VERSION, "config": config, "versions": versions}
 
 
 def _number(name: str, value: Any) -> float:

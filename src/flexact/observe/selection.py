@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from flexact.errors import FlexActError, missing_extra
 from flexact.observe.html_tables import outcome_table
-from flexact.observe.selection_rows import TIE, Row, table
+from flexact.observe.selection_rows import TIE, Row, plain, table
 from flexact.policy.evidence import Contest
 from flexact.routing.layer import FlexAct
 from flexact.routing.sharding import whole
@@ -52,26 +52,23 @@ class Selection:
         """`picks` without the sites where nothing leads yet."""
         return {row.key: row.pick for row in self.rows if row.pick is not None}
 
+    @property
+    def by_site(self) -> dict[str, list[Row]]:
+        """The rows of each site: one, or one per channel."""
+        sites: dict[str, list[Row]] = {}
+        for row in self.rows:
+            sites.setdefault(row.site, []).append(row)
+        return sites
+
+    @property
+    def scalars(self) -> dict[str, float]:
+        """All probabilities by their names in the logs of transformers and Lightning, `flexact/SITE/CANDIDATE`."""
+        return {f"flexact/{row.key}/{name}": p for row in self.rows for name, p in row.probabilities.items()}
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, with the format's version. None stands for a number that is not finite: a margin of a
         candidate that diverged, and the probabilities of a run that did."""
-        return {"flexact_selection": VERSION, "rows": [row.to_dict() for row in self.rows]}
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Selection:
-        """The inverse of `to_dict`."""
-        version = data.get("flexact_selection") if isinstance(data, dict) else None
-        if isinstance(version, bool) or not isinstance(version, int):
-            raise FlexActError(f"not a Selection: expected {{'flexact_selection': {VERSION}, ...}}; got {data!r:.80}.")
-        if version != VERSION:
-            raise FlexActError(
-                f"this selection has version {version!r:.80}, and this flexact reads version {VERSION} only. Use the "
-                "flexact that wrote it, or write it again with flexact.selection(model).to_dict()."
-            )
-        rows = data.get("rows")
-        if not isinstance(rows, list):
-            raise FlexActError(f"a selection needs 'rows', a list; got {rows!r:.80}.")
-        return cls(tuple(Row.from_dict(number, row) for number, row in enumerate(rows)))
+        return {"flexact_selection": VERSION, "rows": [plain(asdict(row)) for row in self.rows]}
 
     def to_frame(self) -> pandas.DataFrame:
         """A pandas table: a row per site, a probability column per candidate. The columns lead, standard_error, z and

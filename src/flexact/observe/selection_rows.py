@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
 
 from flexact.candidates.registry import known_names
-from flexact.errors import FlexActError
 from flexact.io.markdown_tables import counted
 from flexact.io.text_tables import GAP, WIDTH, aligned, cut, printable, width
 from flexact.policy.evidence import SIGNIFICANT, Contest
@@ -17,7 +17,6 @@ TIE = 1e-6
 """Probabilities that differ by at most this are equal."""
 _MIN_WIDTH = 24
 """Minimum width of the names of sites, in characters."""
-_NUMBER = float | int
 
 
 @dataclass(frozen=True)
@@ -76,27 +75,6 @@ class Row:
         significant evidence for the pick."""
         return (self.committed and not self.decided) or (self.pick is None and self.trying is None)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        fields: dict[str, Any] = plain(asdict(self))
-        if self.trying is None:
-            del fields["trying"]
-        return fields
-
-    @classmethod
-    def from_dict(cls, number: int, data: Any) -> Row:
-        """The inverse of `to_dict`, with every field checked. number: the number of the row, for error messages."""
-        kinds = get_type_hints(cls)
-        if not isinstance(data, dict) or data.keys() | {"trying"} != kinds.keys():
-            raise FlexActError(f"row {number} of a selection needs the fields {', '.join(kinds)}; got {data!r:.80}.")
-        fields = {}
-        for name, value in data.items():
-            try:
-                fields[name] = _restored(value, kinds[name])
-            except TypeError:
-                raise FlexActError(f"row {number} of a selection: {name} cannot be {value!r:.80}.") from None
-        return cls(**fields)
-
 
 def alike(rows: Iterable[Row]) -> list[tuple[str, Row]]:
     """One row per group of sites that picked together, with its name: that of the only site, or the number of sites."""
@@ -113,40 +91,24 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _restored(value: Any, kind: Any) -> Any:
-    """The inverse of `plain`; raises TypeError unless a value is of this type. Booleans do not count as numbers."""
-    if get_origin(kind) is dict and isinstance(value, dict):
-        return {_restored(key, str): _restored(one, get_args(kind)[1]) for key, one in value.items()}
-    if kind is Contest and isinstance(value, dict):
-        found = Contest(**value)
-        margin = math.inf if found.margin is None else found.margin
-        return Contest(*map(_restored, (margin, found.standard_error, found.steps), (_NUMBER, _NUMBER, int)))
-    if kind is float:
-        kind, value = _NUMBER, math.nan if value is None else value
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise TypeError
-    return value
-
-
 def columns_of(rows: Sequence[Row]) -> dict[str, list[str]]:
     """The cells of each column by its title, without the names of the sites. Before the commitment the columns show
-    probabilities, after it the evidence for the pick."""
-    contested, committed = [row for row in rows if not row.committed], [row for row in rows if row.committed]
-    columns = {"pick": [_pick(row) for row in rows]}
-    if contested or not rows:
-        columns["probability"] = ["-" if row.committed else f"{row.probability:.3f}" for row in rows]
-        columns["margin"] = ["-" if row.committed else f"{row.margin:.3f}" for row in rows]
-    if committed:
-        leads = [row.lead for row in rows]
-        columns["lead"] = ["-" if lead is None else str(lead) for lead in leads]
-        columns["z"] = ["-" if lead is None else f"{lead.z:.1f}" for lead in leads]
-        columns["steps"] = ["-" if lead is None else str(lead.steps) for lead in leads]
-    columns["runner-up"] = [row.runner_up or "-" for row in rows]
-    if any(row.over_original is not None for row in committed):
-        against = [row.over_original for row in rows]
-        columns["z (original)"] = ["-" if found is None else f"{found.z:.1f}" for found in against]
-    columns["dropped at"] = [", ".join(drops_by_step(row.dropped)) or "-" for row in rows]
-    return columns
+    probabilities, after it the evidence for the pick. Most columns are left out if they are empty."""
+    leads = [row.lead for row in rows]
+    against = [row.over_original for row in rows]
+    columns = {
+        "pick": [_pick(row) for row in rows],
+        "probability": ["-" if row.committed else f"{row.probability:.3f}" for row in rows],
+        "margin": ["-" if row.committed else f"{row.margin:.3f}" for row in rows],
+        "lead": ["-" if lead is None else str(lead) for lead in leads],
+        "z": ["-" if lead is None else f"{lead.z:.1f}" for lead in leads],
+        "steps": ["-" if lead is None else str(lead.steps) for lead in leads],
+        "runner-up": [row.runner_up or "-" for row in rows],
+        "z (original)": ["-" if found is None else f"{found.z:.1f}" for found in against],
+        "dropped (at step)": [", ".join(drops_by_step(row.dropped)) or "-" for row in rows],
+    }
+    always = ("pick", "runner-up", "dropped (at step)")
+    return {title: cells for title, cells in columns.items() if title in always or set(cells) != {"-"}}
 
 
 def table(rows: Sequence[Row], names: Sequence[str] | None = None) -> str:
@@ -155,10 +117,9 @@ def table(rows: Sequence[Row], names: Sequence[str] | None = None) -> str:
     names: the names of the rows; by default those of their sites.
     """
     columns = columns_of(rows)
-    columns["dropped (at step)"] = columns.pop("dropped at")
     room = WIDTH - sum(width(title, cells) + len(GAP) for title, cells in columns.items())
     names = cut([printable(name) for name in names or [row.key for row in rows]], max(_MIN_WIDTH, room))
-    return "\n".join([*aligned({"site": names, **columns}), *legend(rows)])
+    return "\n".join([*aligned({"site": names, **columns}), *legend(rows, columns)])
 
 
 def _pick(row: Row) -> str:
@@ -175,44 +136,37 @@ def drops_by_step(dropped: Mapping[str, int]) -> list[str]:
     >>> drops_by_step({"sine": 500, "elu": 350, "tanh": 350})
     ['elu tanh (350)', 'sine (500)']
     """
-    by_step: dict[int, list[str]] = {}
-    for name, step in sorted(dropped.items(), key=lambda item: item[1]):
-        by_step.setdefault(step, []).append(name)
-    return [f"{' '.join(names)} ({step})" for step, names in by_step.items()]
+    ordered = sorted(dropped, key=dropped.__getitem__)
+    return [f"{' '.join(names)} ({step})" for step, names in groupby(ordered, key=dropped.__getitem__)]
 
 
-def legend(rows: Sequence[Row]) -> list[str]:
-    """The lines that explain what these rows contain."""
-    contested, committed = [row for row in rows if not row.committed], [row for row in rows if row.committed]
-    compared = [row for row in contested if row.trying is None]
-    told = {
-        "? not committed yet": any(row.pick is not None for row in compared),
-        "undecided: no candidate leads yet": any(row.pick is None for row in compared),
-        "trying: the candidate that the trial trains now": any(row.trying is not None for row in contested),
+def legend(rows: Sequence[Row], columns: Mapping[str, Sequence[str]]) -> list[str]:
+    """The lines that explain what the columns of these rows contain."""
+    picks = columns["pick"]
+    applies = {
+        "? not committed yet": any(pick.endswith("?") for pick in picks),
+        "undecided: no candidate leads yet": "undecided" in picks,
+        "trying: the candidate that the trial trains now": any(row.trying is not None for row in rows),
         "lead: the pick's advantage over the runner-up when the runner-up was dropped, ± standard error; z: their "
-        "ratio": any(row.lead is not None for row in committed),
-        "z (original): the lead over the original activation, in standard errors": any(
-            row.over_original is not None for row in committed
-        ),
+        "ratio": "lead" in columns,
+        "z (original): the lead over the original activation, in standard errors": "z (original)" in columns,
         f"(undecided): no significant lead (z >= {SIGNIFICANT:g}) over the original, or over the runner-up if the "
-        "original was kept": any(not row.decided for row in committed),
+        "original was kept": any(row.committed and not row.decided for row in rows),
         "A negative lead means that the runner-up had the better evidence: the original stayed because that lead was "
         "not significant, or the mixing weights and the evidence disagree.": any(
-            row.lead is not None and row.lead.margin < 0 for row in committed
+            row.lead is not None and row.lead.margin < 0 for row in rows
         ),
     }
-    return [line for line, applies in told.items() if applies] + _misleading_names(rows)
+    return [line for line, has_a_case in applies.items() if has_a_case] + _misleading_names(rows)
 
 
 def _misleading_names(rows: Sequence[Row]) -> list[str]:
     """A note on sites whose attribute is named after another function than their pick; `extract` keeps such names."""
-    functions = {name.replace("_", "") for name in known_names()}
     found: dict[str, str] = {}
     for row in rows:
-        attribute = row.site.rpartition(".")[2]
-        name = attribute.lower().replace("_", "").rstrip("0123456789")
-        if name in functions and row.pick is not None and name != row.pick.replace("_", ""):
-            found.setdefault(row.site, row.pick)
+        name = row.site.rpartition(".")[2].rstrip("0123456789")
+        if name in known_names() and row.pick not in (None, name):
+            found[row.site] = str(row.pick)
     if not found:
         return []
     site, pick = next(iter(found.items()))

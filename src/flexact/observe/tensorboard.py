@@ -11,13 +11,9 @@ from flexact.errors import missing_extra
 from flexact.io.json_input import path_of
 from flexact.observe.figures import history as plots
 from flexact.observe.figures.drawing import can_draw
-from flexact.observe.figures.outcomes import by_site
 from flexact.observe.history import Records, number_names
 from flexact.observe.selection import Selection
 from flexact.routing.sites import sites_of
-
-_MIN_RECORDS = 16
-"""Minimum number of records for which heat maps are drawn; fewer columns show nothing useful."""
 
 
 class Board:
@@ -29,16 +25,22 @@ class Board:
     def __init__(self, where: Any, model: nn.Module) -> None:
         self._model = model
         self._owns_writer = not hasattr(where, "add_scalar")
-        self._writer = _open_writer(where) if self._owns_writer else where
+        if self._owns_writer:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                raise missing_extra("tensorboard", "tensorboard") from None
+            where = SummaryWriter(path_of(where, "the TensorBoard folder"))
+        self._writer = where
 
     def show(self, history: Records, now: Selection) -> None:
-        """Write the last record, and draw heat maps each time the number of records has doubled.
+        """Write the last record.
 
         A curve is the mean over channels. The histogram of the logits leaves out eliminated candidates.
         """
         last = history[-1]
         step = last["step"]
-        for site, (name, (probabilities,)) in zip(sites_of(self._model), by_site([last])[1].items(), strict=True):
+        for site, (name, probabilities) in zip(sites_of(self._model), last["sites"].items(), strict=True):
             for candidate, p in probabilities.items():
                 self._writer.add_scalar(f"flexact/{name}/{candidate}", p, step)
             logits = site.logits.detach().view(site.rows, site.k)[site.dropped_at < 0]
@@ -48,13 +50,12 @@ class Board:
                     self._writer.add_histogram(f"flexact_{kind}/{name}", finite, step)
         for name in number_names([last]):
             self._writer.add_scalar(name, last[name], step)
-        if len(history) >= _MIN_RECORDS and len(history).bit_count() == 1 and can_draw():
-            _write_heat_maps(self._writer, history)
 
     def close(self, history: Records) -> None:
         """Write the heat maps of the whole history, and close the writer if this Board opened it."""
         if history and can_draw():
-            _write_heat_maps(self._writer, history)
+            for name, picture in (("picks", plots.picks(history)), ("probabilities", plots.probabilities(history))):
+                self._writer.add_figure(f"flexact_heat_maps/{name}", picture.figure, history[-1]["step"])
         elif history:
             reason = missing_extra("matplotlib", "plots")
             warnings.warn(f"no heat maps were written to TensorBoard: {reason}", stacklevel=3)
@@ -62,16 +63,3 @@ class Board:
             self._writer.close()
         else:
             self._writer.flush()
-
-
-def _open_writer(folder: Any) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise missing_extra("tensorboard", "tensorboard") from None
-    return SummaryWriter(path_of(folder, "the TensorBoard folder"))
-
-
-def _write_heat_maps(writer: Any, history: Records) -> None:
-    for name, picture in (("picks", plots.picks(history)), ("probabilities", plots.probabilities(history))):
-        writer.add_figure(f"flexact_heat_maps/{name}", picture.figure, history[-1]["step"])

@@ -6,14 +6,14 @@ All text from files is escaped, and the page's content security policy forbids l
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from typing import NamedTuple
 from urllib.parse import quote
 
 from flexact.observe.figures.drawing import Picture
-from flexact.observe.html_tables import LONG, in_box, table
+from flexact.observe.html_tables import in_box
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
@@ -26,12 +26,23 @@ class Section(NamedTuple):
     pictures: Sequence[Picture]
 
 
-def page(title: str, facts: Mapping[str, object], sections: Iterable[Section], details: Mapping[str, object]) -> str:
-    """Return the page. facts: the line under the title. details: the content of the collapsed part at the end."""
+class Report(NamedTuple):
+    """The content of a page."""
+
+    title: str
+    facts: Mapping[str, object]
+    """The line under the title."""
+    sections: Sequence[Section]
+    details: Mapping[str, object]
+    """Configuration and versions, the collapsed part at the end."""
+
+
+def page(report: Report) -> str:
+    """Return the page."""
     style = (files("flexact.report") / "page.css").read_text(encoding="utf-8")
-    known = {name: value for name, value in facts.items() if value not in (None, "")}
-    line = " · ".join(escape(f"{name} {value}") for name, value in known.items())
-    body = "\n".join(map(_section, sections))
+    line = " · ".join(escape(f"{name} {value}") for name, value in report.facts.items() if value not in (None, ""))
+    body = "\n".join(map(_section, report.sections))
+    details = escape(json.dumps(report.details, indent=2))
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -40,18 +51,21 @@ def page(title: str, facts: Mapping[str, object], sections: Iterable[Section], d
 <meta name="color-scheme" content="light dark">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
 <link rel="icon" href="data:,">
-<title>{escape(title)}</title>
+<title>{escape(report.title)}</title>
 <style>
 {style}</style>
 </head>
 <body>
 <main>
 <header>
-<h1>{escape(title)}</h1>
+<h1>{escape(report.title)}</h1>
 <p class="facts">{line}</p>
 </header>
 {body}
-{_details(details)}
+<details>
+<summary>Configuration and versions</summary>
+<pre>{details}</pre>
+</details>
 </main>
 </body>
 </html>
@@ -70,12 +84,8 @@ def markdown(text: str, muted: str = "") -> str:
     for number, token in enumerate(tokens):
         if token.type in ("heading_open", "heading_close"):
             token.tag = f"h{min(6, int(token.tag[1]) + 2)}"  # under the page's title and the section's
-        if token.type == "tr_open":
-            first, text = tokens[number + 1], tokens[number + 2].content
-            if len(text) > LONG:
-                first.attrSet("class", "long")
-            if text == muted:
-                token.attrSet("class", "muted")
+        if token.type == "tr_open" and tokens[number + 2].content == muted:
+            token.attrSet("class", "muted")
     rendered: str = reader.renderer.render(tokens, reader.options, {})
     return in_box(rendered)
 
@@ -92,18 +102,3 @@ def _figure(picture: Picture) -> str:
         f'<div class="scroll drawing" tabindex="0">{picture.svg()}</div>\n'
         f'<p class="files"><a href="figures/{slug}.png">PNG</a> <a href="figures/{slug}.svg">SVG</a></p>\n</figure>'
     )
-
-
-def _details(details: Mapping[str, object]) -> str:
-    if not details:
-        return ""
-    parts = []
-    for name, value in details.items():
-        if isinstance(value, list):
-            value = dict(enumerate(value, start=1))
-        if isinstance(value, Mapping):
-            rows = [(key, entry if isinstance(entry, str) else json.dumps(entry)) for key, entry in value.items()]
-            parts.append(f"<h3>{escape(name)}</h3>\n{table(('name', 'value'), rows)}")
-        else:
-            parts.append(f"<h3>{escape(name)}</h3>\n<p>{escape(str(value))}</p>")
-    return "<details>\n<summary>Configuration and versions</summary>\n" + "\n".join(parts) + "\n</details>"

@@ -16,6 +16,7 @@ from flexact.candidates.registry import ALIASES, ORIGINAL, lookup
 from flexact.errors import FlexActError
 from flexact.io.atomic_files import write_whole
 from flexact.io.json_input import parsed_json, path_of
+from flexact.observe.selection import VERSION as SELECTION_VERSION
 from flexact.observe.selection import Selection
 from flexact.routing.sites import sites_of
 from flexact.surgery.choosing import check_convertible
@@ -191,19 +192,29 @@ def _check_agrees(file: Path, data: Mapping[str, Any], config: Path) -> None:
 
 def _of_selection(file: Path | str, data: dict[str, Any]) -> dict[str, Any]:
     """Return the content of flexact.json for a `Selection.to_dict`."""
+    version = data["flexact_selection"]
+    rows: Any = data.get("rows")
+    if version != SELECTION_VERSION:
+        raise FlexActError(
+            f"{file} has version {version!r:.80}, and this flexact reads selections of version {SELECTION_VERSION}. "
+            "Use the flexact that wrote it, or write it again with flexact.selection(model).to_dict()."
+        )
     try:
-        rows = Selection.from_dict(data).rows
-    except FlexActError as error:
-        raise FlexActError(f"{file}: {error}") from None
-    if any(row.channel is not None for row in rows):
+        by_channel = any(row["channel"] is not None for row in rows)
+        picks = {row["site"]: row["pick"] for row in rows}
+        committed = all(row["committed"] for row in rows)
+    except (KeyError, TypeError):
+        raise FlexActError(
+            f"{file} is not a selection: 'rows' must be a list of sites with their picks; got {rows!r:.80}."
+        ) from None
+    if by_channel:
         raise FlexActError(_by_channel(file))
-    picks = {row.site: row.pick for row in rows if row.pick is not None}
-    if len(picks) < len(rows):
+    if None in picks.values():
         raise FlexActError(
             f"{file} has no picks, because it was taken before any pick was made. Take the selection after training, "
             "or after flexact.commit(model)."
         )
-    return described(picks, {}, all(row.committed for row in rows))
+    return described(picks, {}, committed)
 
 
 def built_with(model: nn.Module, settings: Mapping[str, str]) -> nn.Module:

@@ -1,4 +1,4 @@
-"""The colours of figures: one per candidate, and shades of probabilities. matplotlib is not needed."""
+"""The colours of figures, one per candidate. matplotlib is not needed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ INK = "#222222"
 """The colour of text, and of lines that stand for no candidate."""
 GREY = "#8c959f"
 """The colour of undecided sites."""
-
-SHADES = ("#f2f6fb", "#c6dbef", "#7fb2d9", "#3a85bf", "#12508f", "#08264f")
-"""Shades of probabilities from 0 to 1, light to dark, so that they are readable without colour."""
 
 # The paper's five have Okabe and Ito's colours. These and the next three are distinct for colour-blind readers; all
 # candidates after the five also have dashes.

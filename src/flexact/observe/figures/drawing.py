@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flexact.errors import missing_extra
 from flexact.io.text_tables import cut
-from flexact.observe.figures.colours import INK, SHADES
-from flexact.observe.figures.site_names import without_shared_start
+from flexact.observe.figures.colours import INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,8 +42,6 @@ _SVG = '<svg role="img" style="max-width: 100%; height: auto"'
 """The opening of an SVG element that fits pages and cells of notebooks. Screen readers read its title."""
 _LETTER, _SWATCH = 0.07, 0.7
 """Widths in inches of a letter in the legend, and of the symbol and the spaces around a name."""
-_MAX = 1e300
-"""Values beyond it are not drawn, since differences of them overflow."""
 _MAX_PIXELS = 600
 """Maximum width of the image of a heat map."""
 _LONGEST_NAME = 26
@@ -151,7 +148,6 @@ def line(
 ) -> None:
     """Draw a curve, with a band (low, high) around it if given. An empty name is not in the legend."""
     marker = "o" if len(x) == 1 else ""
-    y = [value if abs(value) <= _MAX else math.nan for value in y]
     ax.plot(x, y, label=label(name), color=colour, linestyle=dash, linewidth=width, marker=marker)
     if band is not None:
         ax.fill_between(x, *band, color=colour, alpha=0.18, linewidth=0)
@@ -166,7 +162,7 @@ def row_inches(rows: int, side_by_side: int = 1) -> float:
 def name_rows(ax: Axes, names: Sequence[str]) -> None:
     """Name the rows of a panel, from top to bottom. Of many rows every n-th is named."""
     every = max(1, len(names) // 60)
-    ax.set_yticks(range(0, len(names), every), cut(without_shared_start(names), _LONGEST_NAME)[::every])
+    ax.set_yticks(range(0, len(names), every), cut(names, _LONGEST_NAME)[::every])
     ax.set_ylim(len(names) - 0.5, -0.5)
     ax.grid(axis="y", visible=False)
 
@@ -199,7 +195,7 @@ def heat_map(
     values: indexes into the colours or, without colours, probabilities. NaN is an empty cell.
     """
     import numpy
-    from matplotlib.colors import LinearSegmentedColormap, ListedColormap
+    from matplotlib.colors import ListedColormap
 
     centres = numpy.asarray(steps, dtype=float)
     gaps = numpy.diff(centres) if centres[-1] > centres[0] else numpy.ones(1)
@@ -207,7 +203,7 @@ def heat_map(
     pixels = round((high - low) / max(gaps.min(), (high - low) / _MAX_PIXELS))  # the narrowest column takes one
     places = numpy.linspace(low, high, 2 * pixels + 1)[1::2]
     cells = numpy.asarray(values)[:, abs(places[:, None] - centres).argmin(axis=1)]
-    shades = ListedColormap(colours) if colours else LinearSegmentedColormap.from_list("flexact", SHADES)
+    shades = ListedColormap(colours) if colours else "Blues"
     first, last = (-0.5, len(colours) - 0.5) if colours else (0.0, 1.0)
     extent = (low, high, len(rows) - 0.5, -0.5)
     ax.grid(visible=False)

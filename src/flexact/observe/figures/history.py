@@ -21,7 +21,7 @@ from flexact.observe.figures import drawing
 from flexact.observe.figures.colours import INK, candidate_colours, candidate_dash
 from flexact.observe.figures.drawing import Picture, style
 from flexact.observe.figures.network_map import margins, network
-from flexact.observe.figures.outcomes import by_site, channels_note, drops_of, outcomes
+from flexact.observe.figures.outcomes import by_site, drops_of, outcomes
 from flexact.observe.history import TRYING, Records, number_names
 from flexact.observe.selection_rows import TIE
 
@@ -30,12 +30,10 @@ if TYPE_CHECKING:
 
 MAX_COLUMNS = 300
 """Maximum number of steps in a heat map, evenly spaced; more would be narrower than a pixel."""
-MAX_CELLS = 100_000
-"""Maximum number of cells of all heat maps of a picture; each takes at most five bytes of the page."""
+MAX_CELLS = 40_000
+"""Maximum number of cells of all heat maps of a picture, which keeps the page small."""
 UNDECIDED = {"undecided": "#ffffff"}
 """The colour of a cell whose leading candidates are equally likely, as all are before training."""
-_AFTER = 3
-"""Minimum number of records that are shown after the last site has committed."""
 _LABEL_DISTANCE = 0.045
 """Minimum distance between the labels of two events, as a fraction of the recorded steps."""
 
@@ -58,8 +56,7 @@ def picks(history: Records, stem: str = "history", by: str = "step") -> Picture:
     return Picture(
         f"{stem}-picks",
         f"Pick by site and {by}",
-        "The candidate with the highest probability at each site (first layer on top) as training went on"
-        + channels_note(history),
+        "The candidate with the highest probability at each site (first layer on top) as training went on.",
         drawing.finished(figure, colours),
     )
 
@@ -68,14 +65,14 @@ def pick_map(ax: Axes, history: Records, by: str) -> dict[str, str]:
     """Draw the leading candidate at each site and step, and return the colours by name."""
     if any(by not in entry for entry in history):
         raise FlexActError(f"every record needs a number {by!r}; record(step, {by}=...) adds it.")
-    shown, note = _shown(history, by)
+    shown = _evenly(history)
     candidates, table = by_site(shown)
     colours = candidate_colours(candidates)
     values = [[_category(pi, candidates) for pi in records] for records in table.values()]
     if any(value == len(candidates) for row in values for value in row):
         colours |= UNDECIDED
     drawing.heat_map(ax, [entry[by] for entry in shown], list(table), values, list(colours.values()))
-    ax.set_xlabel(by + note)
+    ax.set_xlabel(by)
     return colours
 
 
@@ -83,19 +80,19 @@ def pick_map(ax: Axes, history: Records, by: str) -> dict[str, str]:
 def probabilities(history: Records, stem: str = "history") -> Picture:
     """Draw the probability of each candidate by site and step, as one heat map per candidate."""
     candidates, table = by_site(history[-1:])
-    shown, note = _shown(history, "step", most=min(MAX_COLUMNS, MAX_CELLS // (len(table) * len(candidates)) or 2))
+    shown = _evenly(history, most=min(MAX_COLUMNS, MAX_CELLS // (len(table) * len(candidates)) or 2))
     candidates, table = by_site(shown)
     steps = [entry["step"] for entry in shown]
     figure, axes = drawing.panels(len(candidates), across=3, inches=drawing.row_inches(len(table)), same_rows=True)
     for ax, candidate in zip(axes, candidates, strict=True):
         values = [[pi.get(candidate, math.nan) for pi in records] for records in table.values()]
         drawing.heat_map(ax, steps, list(table), values)
-        ax.set(title=candidate, xlabel="step" + note)
+        ax.set(title=candidate, xlabel="step")
     figure.colorbar(axes[0].images[0], ax=axes, label="probability", shrink=0.8, aspect=30)
     return Picture(
         f"{stem}-probabilities",
         "Probability by site and step",
-        "How likely each candidate was at each site (first layer on top) as training went on" + channels_note(history),
+        "How likely each candidate was at each site (first layer on top) as training went on.",
         drawing.finished(figure),
     )
 
@@ -161,7 +158,7 @@ def _draw_events(ax: Axes, history: Records) -> None:
     for dropped in drops_of(history).values():
         for name, drop in dropped.items():
             by_step.setdefault(drop["step"], Counter())[name] += 1
-    committed = _settled(history) is not None
+    committed = all(row.committed for row in outcomes(history))
     free = -math.inf
     for step, counts in sorted(by_step.items()):
         name, dash = ("commitment", "-") if committed and step == max(by_step) else ("drop", "--")
@@ -180,33 +177,6 @@ def _category(probabilities: Mapping[str, float], candidates: Sequence[str]) -> 
     if not leaders:
         return math.nan
     return candidates.index(leaders[0]) if len(leaders) == 1 else len(candidates)
-
-
-def _shown(history: Records, by: str, most: int = MAX_COLUMNS) -> tuple[Records, str]:
-    """Return the records that a heat map shows, and a note about its axis.
-
-    If every site commits early, the map ends soon after the last commitment, at 1.5 times that step, and the note says
-    so.
-    """
-    settled = _settled(history)
-    if settled is not None:
-        start, at = history[0][by], history[settled][by]
-        end = start + 1.5 * (at - start)
-        count = sum(i <= settled + _AFTER or entry[by] <= end for i, entry in enumerate(history))
-        if count < 0.75 * len(history):
-            return _evenly(history[:count], most), f" (nothing changes after {by} {at:.12g})"
-    return _evenly(history, most), ""
-
-
-def _settled(history: Records) -> int | None:
-    """Return the index of the first record with every site committed; None if a site never commits."""
-    last = history[-1]["sites"]
-    if not last or any(max(pi.values(), default=0.0) < 1.0 for pi in last.values()):
-        return None
-    index = len(history) - 1
-    while index and history[index - 1]["sites"] == last:
-        index -= 1
-    return index
 
 
 def _evenly(history: Records, most: int = MAX_COLUMNS) -> Records:

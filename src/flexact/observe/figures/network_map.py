@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from flexact.errors import FlexActError
-from flexact.io.markdown_tables import counted
 from flexact.observe.figures import drawing
 from flexact.observe.figures.colours import GREY, candidate_colours
 from flexact.observe.figures.drawing import Picture, style
-from flexact.observe.figures.outcomes import by_site, channels_note, outcomes
-from flexact.observe.figures.site_names import without_shared_end, without_shared_start
+from flexact.observe.figures.outcomes import by_site, outcomes
 from flexact.observe.history import Records
-from flexact.observe.selection_rows import Row
+from flexact.observe.selection_rows import Row, alike
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MAX_PANELS = 24
+MAX_PANELS = 12
 """Maximum number of panels of `margins`."""
 _UNDECIDED = "undecided"
 """The name of a site whose row is `undecided`."""
 _TILES = 16
 """Sites in a row of the map."""
-_LETTERS = 8
-"""Letters of a name that fit into a tile."""
 _PALEST = 0.2
 """Opacity of a site without any confidence."""
 
@@ -35,21 +32,20 @@ _PALEST = 0.2
 @style()
 def network(history: Records, stem: str = "history") -> Picture:
     """Draw the final pick of each site in execution order, by stage; the paler a site, the less sure its pick. Sites
-    that committed without significant evidence are grey."""
+    that committed without significant evidence are grey. A tile has the number of its block."""
     found = {one.site: one for one in outcomes(history)}
     colours = candidate_colours(by_site(history[-1:])[0]) | {_UNDECIDED: GREY}
-    rows: list[str] = []
-    tiles: list[list[tuple[str, Row]]] = []
-    for stage, sites in stages(list(found)):
-        named = [(name, found[site]) for name, site in zip(tile_names(sites), sites, strict=True)]
-        for start in range(0, len(sites), _TILES):
-            rows.append("" if start else stage or (sites[0] if len(sites) == 1 else "top level"))
-            tiles.append(named[start : start + _TILES])
-    figure, (ax,) = drawing.panels(inches=drawing.row_inches(len(rows)))
-    for y, line in enumerate(tiles):
-        for x, (name, one) in enumerate(line):
-            _draw_tile(ax, x, y, name, colours[_category(one)], _confidence(one))
-    drawing.name_rows(ax, rows)
+    lines = [
+        (stage, start, sites[start : start + _TILES])
+        for stage, sites in stages(list(found))
+        for start in range(0, len(sites), _TILES)
+    ]
+    figure, (ax,) = drawing.panels(inches=drawing.row_inches(len(lines)))
+    for y, (stage, _, sites) in enumerate(lines):
+        for x, site in enumerate(sites):
+            block, one = re.search(r"\d+", site.removeprefix(stage)), found[site]
+            _draw_tile(ax, x, y, block[0] if block else "", colours[_category(one)], _confidence(one))
+    drawing.name_rows(ax, ["" if start else stage or "top level" for stage, start, _ in lines])
     ax.set(xlim=(-0.5, _TILES - 0.5), xticks=[])
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
@@ -57,41 +53,36 @@ def network(history: Records, stem: str = "history") -> Picture:
         f"{stem}-network",
         "Map of the network",
         f"The pick of each site at step {history[-1]['step']}, from the first layer to the last, one line per "
-        "stage. The paler a site, the weaker the evidence for its pick; undecided sites are grey"
-        + channels_note(history),
+        "stage. The paler a site, the weaker the evidence for its pick; undecided sites are grey.",
         drawing.finished(figure, {name: colours[name] for name in map(_category, found.values())}),
     )
 
 
-def _draw_tile(ax: Axes, x: int, y: int, name: str, colour: str, confidence: float) -> None:
+def _draw_tile(ax: Axes, x: int, y: int, block: str, colour: str, confidence: float) -> None:
     from matplotlib.patches import Rectangle
 
     face = (colour, _PALEST + (1 - _PALEST) * confidence)
     ax.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=face, edgecolor="white", linewidth=2))
-    if name:
+    if block:
         box = {"facecolor": ("white", 0.7), "linewidth": 0, "pad": 1}
-        ax.text(x, y, name, ha="center", va="center", fontsize=7, bbox=box)
+        ax.text(x, y, block, ha="center", va="center", fontsize=7, bbox=box)
 
 
 @style()
 def margins(history: Records, stem: str = "history") -> Picture:
     """Draw the margin of each candidate when it was dropped, with its standard error; undecided sites are grey. Sites
     that picked together share a panel."""
-    found = outcomes(history)
-    colours = candidate_colours(by_site(history[-1:])[0])
-    groups: dict[str, list[Row]] = {}
-    for one in found:
-        if one.dropped:
-            groups.setdefault(repr((one.dropped, one.evidence, one.undecided)), []).append(one)
+    groups = [(name, row) for name, row in alike(outcomes(history)) if row.dropped]
     if not groups:
         raise FlexActError("no candidate has been dropped in this history, so there are no margins to draw.")
-    ranked = sorted(groups.values(), key=lambda group: -math.inf if group[0].lead is None else group[0].lead.z)
-    shown = [group for group in groups.values() if group in ranked[:MAX_PANELS]]
+    colours = candidate_colours(by_site(history[-1:])[0])
+    ranked = sorted(groups, key=lambda group: -math.inf if group[1].lead is None else group[1].lead.z)
+    shown = [group for group in groups if group in ranked[:MAX_PANELS]]
     left_out = len(groups) - len(shown)
-    most = max(len(group[0].dropped) for group in shown)
+    most = max(len(row.dropped) for _, row in shown)
     figure, axes = drawing.panels(len(shown), across=3, inches=drawing.row_inches(most))
-    for ax, group in zip(axes, shown, strict=True):
-        _draw_margins(ax, group, colours, len(found))
+    for ax, (name, row) in zip(axes, shown, strict=True):
+        _draw_margins(ax, name, row, colours)
     return Picture(
         f"{stem}-margins",
         "Margin at each drop",
@@ -123,36 +114,23 @@ def stages(sites: Sequence[str]) -> list[tuple[str, list[str]]]:
     return [(shared, list(sites))]
 
 
-def tile_names(sites: Sequence[str]) -> list[str]:
-    """Return the names of a stage's sites without what all of them share; empty where a name does not fit a tile.
-
-    >>> tile_names(["layer1.0.relu", "layer1.1.relu"])
-    ['0', '1']
-    """
-    names = without_shared_end(without_shared_start(sites))
-    return [name if len(name) <= _LETTERS else "" for name in names]
-
-
-def _draw_margins(ax: Axes, group: Sequence[Row], colours: Mapping[str, str], count: int) -> None:
-    """Draw the panel of sites with the same drops: one row per candidate, the first that was dropped on top.
-
-    count: the number of all sites.
-    """
-    first = group[0]
-    rows = []
-    for row, (name, step) in enumerate(first.dropped.items()):
-        found = first.evidence.get(name)
+def _draw_margins(ax: Axes, title: str, site: Row, colours: Mapping[str, str]) -> None:
+    """Draw the panel of a site: one row per candidate, the first that was dropped on top."""
+    rows, marks = [], []
+    for row, (name, step) in enumerate(site.dropped.items()):
+        found = site.evidence.get(name)
         without = " (no evidence)" if found is None else "" if math.isfinite(found.margin) else " (diverged)"
         rows.append(f"{name} at {step}{without}")
         if found is not None and not without:
-            colour = GREY if first.undecided else colours[name]
-            ax.errorbar(found.margin, row, xerr=found.standard_error, fmt="o", color=colour)
+            marks.append((found.margin, row, found.standard_error, GREY if site.undecided else colours[name]))
+    if marks:
+        x, y, errors, own = zip(*marks, strict=True)
+        ax.errorbar(x, y, xerr=errors, fmt="none", ecolor=own)
+        ax.scatter(x, y, color=own)
     drawing.name_rows(ax, rows)
     drawing.rule_rows(ax, len(rows))
-    all_or_some = f"all {count} sites" if len(group) == count else counted(len(group), "site")
-    title = first.site if len(group) == 1 else all_or_some
-    undecided = " (undecided)" if first.pick and first.undecided else ""
-    ax.set(title=f"{title}: {first.pick or _UNDECIDED}{undecided}", xlabel="margin")
+    undecided = " (undecided)" if site.pick and site.undecided else ""
+    ax.set(title=f"{title}: {site.pick or _UNDECIDED}{undecided}", xlabel="margin")
 
 
 def _category(one: Row) -> str:
