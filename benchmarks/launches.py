@@ -24,11 +24,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from flexact.config import PAPER_CANDIDATES as FIVE
 from flexact.io.atomic_files import write_rows
+from flexact.ops import dispatch
 from flexact.routing.sites import sites_of
 from flexact.studies.cifar_resnets import BLOCKS
 from flexact.studies.cuda_graph import autocast, study_stream
-from flexact.studies.overhead.options import BASELINE, Options, chosen
-from flexact.studies.overhead.training import Batch, Training, build, use_kernels
+from flexact.studies.overhead.options import BASELINE, WAYS, Options, chosen
+from flexact.studies.overhead.training import Batch, Training, build
 from flexact.studies.provenance import provenance
 
 DEPTHS = ((1,), (1, 1), (1, 1, 1, 1), (2, 2, 2, 2), (3, 3, 3, 3), (3, 4, 6, 3))
@@ -104,7 +105,7 @@ def _launches(blocks: tuple[int, ...], way: str, batch: Batch, options: Options)
     schedule, router = training.schedule, sites_of(training.network)[0].router
     assert schedule is not None
     count(relu.step, device)  # the first session of a profiler may miss its first events
-    use_kernels(way, device)
+    dispatch.use(WAYS[way].kernels)
     step, draw = count(training.step, device), count(lambda: router.refresh(True), device)
     with autocast(batch.device, batch.dtype == torch.bfloat16):
         out = training.network(batch.images)

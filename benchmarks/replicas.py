@@ -19,8 +19,7 @@ import torch
 
 from flexact.io.atomic_files import write_rows
 from flexact.studies.provenance import processor, provenance
-from flexact.studies.synthetic.models import activation
-from flexact.studies.synthetic.options import Options
+from flexact.studies.synthetic.options import Options, activation_of
 from flexact.studies.synthetic.replicas import train
 from flexact.studies.workers import cores
 
@@ -76,7 +75,7 @@ def _each(options: Options) -> list[Options]:
 
 def _together(model: str, options: Options) -> float:
     start = time.perf_counter()
-    train(options, activation(model, options))
+    train(options, activation_of(model, options))
     return time.perf_counter() - start
 
 

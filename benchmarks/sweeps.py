@@ -20,7 +20,7 @@ from torch import Tensor
 from flexact.io.atomic_files import write_rows
 from flexact.ops import dispatch, routed_activation
 from flexact.studies.cifar_resnets import BLOCKS
-from flexact.studies.cuda_graph import captured, study_stream
+from flexact.studies.cuda_graph import study_stream
 from flexact.studies.overhead.options import BASELINE, WAYS, Options, chosen
 from flexact.studies.overhead.timing import Run, interleaved, ratios, spread
 from flexact.studies.overhead.training import WARM_UP, Batch, Training, build, check_kernels, plain_blend
@@ -199,6 +199,16 @@ def prepared(run: Callable[[], Any], way: str, mode: str, options: Options) -> R
     if way in WAYS:
         check_kernels(way, options.where)
     return captured(run, options.where) if mode == "graph" else run
+
+
+def captured(run: Callable[[], Any], device: torch.device) -> Run:
+    """Return a replay of an operation, which must have run on this stream before."""
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream(device)):
+        run()
+    torch.cuda.synchronize(device)
+    return graph.replay
 
 
 def timed(

@@ -192,7 +192,7 @@ def test_inspect_takes_where(capsys, nets):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("nets", "got 'nets' as a function. Give module:name"),
+        ("nets", "Give module:name, such as my_training:train"),
         ("no_such_module:build", "cannot load 'no_such_module:build' (No module named"),
         ("NETS:biuld", "has no attribute 'biuld')"),
         ("NETS:number", "needs a torch.nn.Module"),

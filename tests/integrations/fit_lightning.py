@@ -1,29 +1,32 @@
-"""Fits a small network with FlexActCallback, alone or under torchrun.
+"""Fits a small network with FlexActCallback: ``fit_lightning.py PACKAGE``, alone or under torchrun.
 
-Each rank prints one line of JSON: the logits after every step, the picks, and the extracted network's outputs.
+PACKAGE: lightning.pytorch or pytorch_lightning. Each rank prints one line of JSON: the logits after every step, the
+picks, and the extracted network's outputs.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import sys
 from typing import Any
 
 import torch
-from lightning import pytorch as pl
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import flexact
-from flexact.integrations.lightning import FlexActCallback
 from flexact.routing.sites import sites_of
 
 # The default policy moves logits by normalised gradients, which amplifies rounding; this policy does not.
 CONFIG = flexact.FlexConfig(policy=flexact.Policy(noise=1.0, logit_step="optimizer", alpha_kind="absolute", alpha=0.3))
 RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+pl = importlib.import_module(sys.argv[1])
+FlexActCallback = importlib.import_module("flexact.integrations.lightning").FlexActCallback  # after the package
 
 
-class Lit(pl.LightningModule):
+class Lit(pl.LightningModule):  # type: ignore[misc, name-defined]
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -39,7 +42,7 @@ class Lit(pl.LightningModule):
         return torch.optim.SGD(flexact.param_groups(self, weight_decay=0.01), lr=0.1)
 
 
-class Watch(pl.Callback):
+class Watch(pl.Callback):  # type: ignore[misc, name-defined]
     def __init__(self) -> None:
         self.seen: list[list[float]] = []
 
@@ -63,6 +66,7 @@ def main() -> None:
         "picks": callback.selection.picks,
         "committed": callback.schedule.committed,
         "outputs": callback.extracted.eval()(x[:2]).flatten().tolist(),
+        "base": FlexActCallback.__mro__[1].__module__,
     }
     print(json.dumps(printed) + "\n", end="", flush=True)
 

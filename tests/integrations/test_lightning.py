@@ -436,20 +436,21 @@ def test_an_unsupported_strategy(fit: Fit) -> None:
 # Several processes
 
 
-def fitted(ranks: int = 1) -> list[dict[str, Any]]:
+def fitted(package: str, ranks: int = 1) -> list[dict[str, Any]]:
     """Runs fit_lightning.py, alone or on several ranks, and returns the JSON that each prints."""
     program = HERE / "fit_lightning.py"
-    started = forked.ranks(ranks, program) if ranks > 1 else [forked.Program(program)]
+    started = forked.ranks(ranks, program, package) if ranks > 1 else [forked.Program(program, package)]
     return [json.loads(line) for out in forked.outputs(*started) for line in out.splitlines() if line[:1] == "{"]
 
 
 @pytest.mark.slow
-def test_two_ranks_equal_one_process_with_the_whole_batch() -> None:
-    ranks = sorted(fitted(ranks=2), key=lambda printed: printed["rank"])
+def test_two_ranks_equal_one_process_with_the_whole_batch_and_a_callback_of_the_other_package() -> None:
+    ranks = sorted(fitted("lightning.pytorch", ranks=2), key=lambda printed: printed["rank"])
     assert [printed["rank"] for printed in ranks] == [0, 1]
     assert ranks[0]["logits"] == ranks[1]["logits"]
     assert ranks[0]["picks"] == ranks[1]["picks"]
-    (alone,) = fitted()
+    (alone,) = fitted("pytorch_lightning")
+    assert alone["base"] == "pytorch_lightning.callbacks.callback"
     assert alone["committed"]
     assert torch.allclose(torch.tensor(ranks[0]["logits"]), torch.tensor(alone["logits"]), atol=1e-6)
     assert ranks[0]["picks"] == alone["picks"]

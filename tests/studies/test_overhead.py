@@ -18,12 +18,12 @@ from flexact.io import csv_rows
 from flexact.ops import dispatch
 from flexact.routing.sites import sites_of
 from flexact.studies.cifar_resnets import BLOCKS
-from flexact.studies.cuda_graph import captured, study_stream
+from flexact.studies.cuda_graph import study_stream
 from flexact.studies.overhead import training as steps
 from flexact.studies.overhead.options import BASELINE, PARAMETERS, TRAIN, Cell, Measurement, Options, chosen
 from flexact.studies.overhead.study import PAPER, planned, run, written
 from flexact.studies.overhead.timing import interleaved, ratios, spread
-from flexact.studies.overhead.training import Batch, PlainSite, Training, build, use_kernels
+from flexact.studies.overhead.training import Batch, PlainSite, Training, build
 
 count = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "launches.py"))["count"]
 RESULTS = Path(__file__).parents[2] / "results" / "overhead"
@@ -110,7 +110,7 @@ def test_extraction_leaves_the_network_with_relu(where: str, fuse: bool) -> None
 
 def test_an_implementation_that_does_not_run_here_is_an_error() -> None:
     with pytest.raises(flexact.FlexActError, match="run on CUDA tensors"):
-        use_kernels("fused", CPU)
+        small("fused")
 
 
 def test_cells_are_planned_with_the_baseline_first_and_once() -> None:
@@ -163,7 +163,7 @@ def test_each_compiled_network_has_its_own_code(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_graph_needs_a_gpu() -> None:
     with pytest.raises(flexact.FlexActError, match="CUDA"):
-        captured(lambda: None, CPU)
+        Training(small(), "closed_form", batch(), compiled=False).capture()
 
 
 @pytest.mark.gpu
@@ -194,23 +194,13 @@ def test_spreads_and_ratios_are_taken_round_by_round() -> None:
 
 
 def test_a_contender_that_fails_does_not_stop_the_others() -> None:
-    calls = {"good": 0, "late": 0}
-
-    def good() -> None:
-        calls["good"] += 1
-
-    def late() -> None:
-        calls["late"] += 1
-        if calls["late"] > 10:
-            raise RuntimeError("late")
-
     def bad() -> None:
         raise ValueError("bad")
 
-    times, failed = interleaved({"good": good, "bad": bad, "late": late}, 4, CPU, 1.0)
+    times, failed = interleaved({"good": lambda: None, "bad": bad}, 4, CPU, 1.0)
     assert list(times) == ["good"]
     assert len(times["good"]) == 4
-    assert {key: str(error) for key, error in failed.items()} == {"bad": "bad", "late": "late"}
+    assert {key: str(error) for key, error in failed.items()} == {"bad": "bad"}
 
 
 def saved_for_backward(run: Callable[[], None]) -> int:

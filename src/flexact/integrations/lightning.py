@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 import warnings
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -21,12 +23,23 @@ from flexact.policy.schedule import Schedule
 from flexact.routing.sites import sites_of
 from flexact.surgery.convert import extract
 
-if find_spec("lightning") is None:
+
+def _lightning() -> Any:
+    """Return `lightning.pytorch`, or `pytorch_lightning` if the program imported that one, or only that is installed;
+    each package has a Callback class of its own."""
+    names = ("lightning.pytorch", "pytorch_lightning")
+    imported = [name for name in names if name in sys.modules]
+    for name in imported or names:
+        if find_spec(name.partition(".")[0]) is not None:
+            return import_module(name)
     raise missing_extra("lightning", "lightning")
-from lightning import pytorch as pl
 
 
-class FlexActCallback(pl.Callback):
+pl = _lightning()
+_Callback: Any = pl.Callback
+
+
+class FlexActCallback(_Callback):
     """Lets the activations of a LightningModule pick while `lightning.Trainer` fits it.
 
     log: whether to log the sites' probabilities every `log_every_n_steps`, until the commitment.

@@ -59,7 +59,7 @@ class HeldOut:
 
     def check(self) -> None:
         """Measure the loss once before the run. Raise if it is not finite."""
-        with same_random_state(self._model):
+        with same_random_state():
             value = self.loss()
         if not math.isfinite(value):
             raise FlexActError(

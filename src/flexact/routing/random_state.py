@@ -1,4 +1,4 @@
-"""Running a model without changing the random states."""
+"""Running code without changing the random states."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
 
 
 @contextmanager
-def same_random_state(model: nn.Module) -> Iterator[None]:
+def same_random_state() -> Iterator[None]:
     """Restore the random states of torch, Python and numpy on exit."""
     numpy: Any = sys.modules.get("numpy")
     python_state, numpy_state = random.getstate(), numpy and numpy.random.get_state()
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
-        with torch.random.fork_rng({parameter.device for parameter in model.parameters() if parameter.is_cuda}):
+        with torch.random.fork_rng(gpus):
             yield
     finally:
         random.setstate(python_state)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,31 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from flexact import Schedule
-from flexact.errors import FlexActError
 from flexact.ops import dispatch
 from flexact.routing.sites import routers_of, sites_of
 from flexact.studies.device_lock import wait
 from flexact.studies.workers import one_thread
-
-
-def captured(work: Callable[[], object], device: torch.device) -> Callable[[], None]:
-    """Return a function that replays what `work` does on the device. `work` must have run on this stream before."""
-    if device.type != "cuda":
-        raise FlexActError("a CUDA graph needs a CUDA device.")
-    torch.cuda.synchronize(device)
-    graph = torch.cuda.CUDAGraph()
-    cause: Exception | None = None
-    try:
-        with torch.cuda.graph(graph, stream=torch.cuda.current_stream(device)):
-            try:
-                work()
-            except Exception as error:
-                cause = error
-                raise
-    except Exception as error:  # leaving a broken capture raises a less specific error
-        raise cause or error from None
-    torch.cuda.synchronize(device)
-    return graph.replay
 
 
 def captured_by_thread(
@@ -54,8 +33,11 @@ def captured_by_thread(
     graph.capture_begin(capture_error_mode="thread_local")
     try:
         work()
-    finally:
-        graph.capture_end()
+    except BaseException:
+        with suppress(RuntimeError):  # leaving a broken capture raises a less specific error
+            graph.capture_end()
+        raise
+    graph.capture_end()
     sites = sites_of(network)
     read: list[Any] = [dict(vars(part)) for one in routers_of(sites) for part in (one, one.gathered)]
     return graph.replay, read + [site.picked for site in sites]

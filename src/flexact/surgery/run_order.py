@@ -60,7 +60,7 @@ def run_order(
     seen: dict[int, Seen] = {}
     given: Any = example_inputs if isinstance(example_inputs, (tuple, list, dict)) else [example_inputs]
     try:
-        with same_random_state(model), torch.set_grad_enabled(graph), _eager():
+        with same_random_state(), torch.set_grad_enabled(graph), _eager():
             twin = copied(model, (parameter for parameter in model.parameters() if not is_lazy(parameter))).eval()
             with Watch(twin, findings.lines_left(findings.found), sigmoids) as watch:
                 recorded = _recorded(model, twin, findings, seen, graph)

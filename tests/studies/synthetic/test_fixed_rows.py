@@ -5,8 +5,7 @@ import pytest
 from scipy.optimize import minimize
 
 from flexact.config import PAPER_CANDIDATES
-from flexact.studies.synthetic.models import activation
-from flexact.studies.synthetic.options import Options
+from flexact.studies.synthetic.options import Options, activation_of
 from flexact.studies.synthetic.replicas import train
 from flexact.studies.synthetic.tables import SYNTHETIC
 
@@ -42,7 +41,7 @@ def test_closed_forms_of_the_optimum():
 @pytest.mark.parametrize("model", PAPER_CANDIDATES)
 def test_every_fixed_row_is_within_one_percent_of_its_numerical_optimum_and_of_the_papers(model):
     options = Options(models=(model,))
-    found = list(zip(options.cells, train(options, activation(model, options)).mse, strict=True))
+    found = list(zip(options.cells, train(options, activation_of(model, options)).mse, strict=True))
     for truth in PAPER_CANDIDATES:
         errors = [mse for cell, mse in found if cell.truth == truth]
         assert len(errors) == 5

@@ -4,9 +4,8 @@ from torch import nn
 
 from flexact import FlexAct, FlexActError, FlexConfig, Policy
 from flexact.baselines import BASELINES
-from flexact.studies.synthetic.models import activation, check, learned, policy
-from flexact.studies.synthetic.options import Options
-from flexact.studies.synthetic.replicas import Replicas, _rate
+from flexact.studies.synthetic.options import Options, activation_of, check_models, learned, policy
+from flexact.studies.synthetic.replicas import Replicas
 
 
 def test_names_stand_for_policies():
@@ -31,20 +30,20 @@ def test_literal_follows_the_formulas_of_the_paper():
 @pytest.mark.parametrize("name", ["flexact-default", "flexact-a0.3", "none", "relu", *BASELINES])
 def test_all_replicas_of_a_model_share_its_activation(name):
     options = Options(truths=("relu", "tanh"), seeds=2)
-    assert activation(name, options)(torch.randn(3, 4, 1)).shape == (3, 4, 1)
+    assert activation_of(name, options)(torch.randn(3, 4, 1)).shape == (3, 4, 1)
 
 
 @pytest.mark.parametrize("hidden", [0, 3])
 def test_a_kolmogorov_arnold_layer_replaces_the_unit_and_is_the_same_on_every_call(hidden):
     options = Options(truths=("relu", "tanh"), seeds=2, hidden=hidden, models=("kan",))
-    check(options)
-    layer = activation("kan", options)
+    check_models(options)
+    layer = activation_of("kan", options)
     network = Replicas(options, layer)
     network(torch.randn(3, 4, 4)).sum().backward()
     assert network.weight.grad is None
     assert layer.edges.learned.grad is not None
     before = torch.get_rng_state()
-    assert torch.equal(activation("kan", options).edges.learned, layer.edges.learned)
+    assert torch.equal(activation_of("kan", options).edges.learned, layer.edges.learned)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -55,23 +54,18 @@ def test_the_parameters_of_an_activation_are_counted_for_one_replica():
 
 
 def test_fixed_models_are_the_plain_modules():
-    assert isinstance(activation("leaky_relu", Options()), nn.LeakyReLU)
-    assert isinstance(activation("flexact-default", Options()), FlexAct)
+    assert isinstance(activation_of("leaky_relu", Options()), nn.LeakyReLU)
+    assert isinstance(activation_of("flexact-default", Options()), FlexAct)
 
 
 def test_an_unknown_model_is_reported_with_the_nearest():
     with pytest.raises(FlexActError, match=r"'flexact-defualt'.*'flexact-default'"):
-        check(Options(models=("flexact-defualt",)))
-    check(Options(models=("flexact-a0.25", "gelu", "splash", "none")))
+        check_models(Options(models=("flexact-defualt",)))
+    check_models(Options(models=("flexact-a0.25", "gelu", "splash", "none")))
 
 
 def test_a_truth_that_is_no_candidate_is_refused_for_models_that_pick():
     options = {"truths": ("relu", "gelu"), "candidates": ("relu", "tanh")}
     with pytest.raises(FlexActError, match=r"flexact-a0 picks from relu, tanh, and can never find the truth gelu"):
-        check(Options(models=("prelu", "flexact-a0"), **options))
-    check(Options(models=("prelu", "tanh"), **options))
-
-
-def test_models_that_pick_train_at_a_constant_rate_and_the_others_at_a_falling_one():
-    assert [_rate(True, progress) for progress in (0.0, 0.5)] == [1.0, 1.0]
-    assert [_rate(False, progress) for progress in (0.0, 0.5)] == [5.0, 2.5]
+        check_models(Options(models=("prelu", "flexact-a0"), **options))
+    check_models(Options(models=("prelu", "tanh"), **options))

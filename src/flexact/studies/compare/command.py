@@ -9,10 +9,11 @@ import typer
 
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError
+from flexact.studies.compare.protocol import Grid
 from flexact.studies.grid import command as shared
 
 
-@shared.grid_command()
+@shared.grid_command(Grid)
 def compare(
     grid: shared.GridCommand,
     build: Annotated[
@@ -27,15 +28,6 @@ def compare(
     candidates: Annotated[
         shared.Names, typer.Option(help="The candidates, with commas between them.", show_default="those of --config")
     ] = None,
-    methods: Annotated[
-        shared.Names,
-        typer.Option(
-            help="original, fixed (each candidate at every site), fixed-CANDIDATE, flexact, flexact-alone.",
-            show_default="original, fixed, flexact, flexact-alone",
-        ),
-    ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 5,
-    first_seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
     config: Annotated[
         Path | None,
         typer.Option(help="A JSON file written by FlexConfig.to_json().", show_default="FlexConfig()"),
@@ -48,10 +40,9 @@ def compare(
     """Compare your network with fixed activations and with Flex-Act, in your own training, paired by seed."""
     from flexact.studies.compare.comparison import compare as run_comparison
     from flexact.studies.compare.functions import named
-    from flexact.studies.compare.protocol import USUAL
     from flexact.studies.compare.study import Store
 
-    store = Store(grid.out)
+    store, asked = Store(grid.out), Grid(**grid.chosen)
     grid.before(store)  # prints the state and exits, with --status
     if build is None or train is None:
         raise FlexActError("a function is missing. Give both, as in: flexact compare my_module:build my_module:train")
@@ -61,8 +52,8 @@ def compare(
             named(build),
             named(train),
             shared.names(candidates),
-            shared.names(methods) or USUAL,
-            range(first_seed, first_seed + seeds),
+            asked.methods,
+            asked.each_seed,
             config=None if config is None else _read(config),
             where=places[0] if len(places) == 1 else places,
             out=grid.out,

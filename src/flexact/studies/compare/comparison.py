@@ -9,13 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError
-from flexact.io.json_input import path_of
 from flexact.io.result_folder import CONFIG, REPORT
-from flexact.io.value_checks import check_seed, check_whole
 from flexact.studies.compare.functions import Build, Functions, Train
 from flexact.studies.compare.protocol import USUAL, Grid, Result, methods_of
 from flexact.studies.compare.setup import engine_for, prepared
@@ -24,7 +21,6 @@ from flexact.studies.compare.table import Summary, mean_agreement, picks_by_seed
 from flexact.studies.compare.training import train_cell
 from flexact.studies.grid.cell_task import read_curve
 from flexact.studies.grid.run import page_of, run_and_report
-from flexact.studies.grid.study import MAX_SEEDS
 from flexact.studies.progress import Progress
 from flexact.surgery.choosing import Where
 
@@ -51,7 +47,7 @@ class Compared:
     @cached_property
     def summaries(self) -> list[Summary]:
         """One summary per method: scores by seed, difference and p against the original, cost."""
-        return summaries(self.runs, list(dict.fromkeys(row.method for row in self.runs)))
+        return summaries(self.runs)
 
     @property
     def picks(self) -> dict[int, dict[str, str]]:
@@ -137,13 +133,13 @@ def compare(
             "compare was called while a worker process imports your script. Put the call under "
             "if __name__ == '__main__':, or give engine='inline'."
         )
-    numbers = _checked_seeds(seeds)
+    numbers = list(range(seeds) if isinstance(seeds, int) else seeds)
+    if not 0 < len(numbers) == len(set(numbers)):
+        raise FlexActError(f"seeds must be a number of seeds or a sequence of distinct seeds; got {seeds!r:.80}.")
     config = FlexConfig() if config is None else config
-    if not isinstance(config, FlexConfig):
-        raise FlexActError(f"config must be a FlexConfig; got {config!r:.80}.")
     if candidates is not None:
         config = replace(config, candidates=candidates)  # type: ignore[arg-type]  # checked there
-    folder = path_of(out, "a comparison's folder")
+    folder = Path(out)
     functions = Functions(build, train, where)
     protocol, original = prepared(functions, config, numbers)
     chosen = methods_of(config.candidates, methods, original)
@@ -166,14 +162,3 @@ def compare(
     if compared.page is None:
         warnings.warn(f"{REPORT} is {page_of(folder)}", stacklevel=3)
     return compared
-
-
-def _checked_seeds(seeds: Any) -> list[int]:
-    if isinstance(seeds, int):
-        check_whole("seeds", seeds, 1, MAX_SEEDS)
-        return list(range(seeds))
-    if not isinstance(seeds, Sequence) or isinstance(seeds, str) or not 0 < len(seeds) == len(set(seeds)):
-        raise FlexActError(f"seeds must be a number of seeds or a sequence of distinct seeds; got {seeds!r:.80}.")
-    for seed in seeds:
-        check_seed(seed)
-    return list(seeds)

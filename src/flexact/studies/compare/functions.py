@@ -27,8 +27,8 @@ class Functions:
     """`build`, `train` and `where` of a comparison. Pickled by value, so that notebooks work too."""
 
     def __init__(self, build: Build, train: Train, where: Where = "all") -> None:
-        for name, function, arguments in (("build", build, 0), ("train", train, 3)):
-            _check(name, function, arguments)
+        _check(build, "build()", arguments=0)
+        _check(train, "train(model, seed, make_schedule)", arguments=3)
         self.build, self.train, self.where = build, train, where
 
     @cached_property
@@ -52,9 +52,6 @@ class Functions:
 
 def named(specification: str) -> Callable[..., Any]:
     """The function that "module:name" stands for. Modules of the current folder are found too."""
-    module, _, name = specification.partition(":")
-    if not module or not name:
-        raise FlexActError(f"got {specification!r} as a function. Give module:name, such as my_training:train.")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -62,8 +59,8 @@ def named(specification: str) -> Callable[..., Any]:
         return pkgutil.resolve_name(specification)  # type: ignore[no-any-return]  # checked by `Functions`
     except (ModuleNotFoundError, AttributeError, ValueError) as error:
         raise FlexActError(
-            f"cannot load {specification!r} ({error}). Start the command in the folder of the module, or set "
-            "PYTHONPATH; give the name without .py."
+            f"cannot load {specification!r} ({error}). Give module:name, such as my_training:train, and start the "
+            "command in the folder of the module, or set PYTHONPATH."
         ) from None
 
 
@@ -83,13 +80,8 @@ def _unpacked(packed: bytes) -> Functions:
     return Functions(build, train, where)
 
 
-def _check(name: str, function: Any, arguments: int) -> None:
-    called = "build()" if name == "build" else "train(model, seed, make_schedule)"
-    if isinstance(function, nn.Module) or not callable(function):
-        raise FlexActError(f"{name} must be a function, called as {called}; got {function!r:.80}.")
+def _check(function: Any, called: str, arguments: int) -> None:
     try:
         inspect.signature(function).bind(*[None] * arguments)
-    except TypeError as error:
-        raise FlexActError(f"{name_of(function)} cannot be called as {called} ({error}).") from None
-    except ValueError:
-        pass  # it has no signature that Python can read
+    except (TypeError, ValueError) as error:  # ValueError: Python cannot read the signature
+        raise FlexActError(f"got {function!r:.80}, which cannot be called as {called} ({error}).") from None

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from flexact.candidates.registry import ORIGINAL
 from flexact.config import FlexConfig
-from flexact.errors import FlexActError
 from flexact.io.value_checks import check_names
-from flexact.studies.grid.study import FIXED, Choices, GridCell, GridProtocol, fixed
+from flexact.studies.grid.study import FIXED, Choices, GridCell, GridProtocol, Setting, fixed
 
 FLEXACT = "flexact"
 """The network that picks while it trains."""
@@ -28,8 +27,6 @@ def methods_of(candidates: Sequence[str], asked: Sequence[str] = USUAL, original
     >>> methods_of(("original", "relu", "gelu"), original="relu")
     ('original', 'fixed-gelu', 'flexact', 'flexact-alone')
     """
-    if isinstance(asked, str):
-        raise FlexActError(f"methods must be a sequence of names such as {USUAL}; got {asked!r}.")
     every = [fixed(candidate) for candidate in candidates if candidate != ORIGINAL]
     check_names("methods", asked, (ORIGINAL, FIXED, *every, FLEXACT, ALONE))
     wanted = set(asked) | {one for one in every if FIXED in asked and one != fixed(original or "")}
@@ -58,7 +55,14 @@ class Grid(Choices):
     ['original-0', 'fixed-relu-0']
     """
 
-    methods: tuple[str, ...]
+    methods: Annotated[
+        tuple[str, ...],
+        Setting(
+            "original, fixed (each candidate at every site), fixed-CANDIDATE, flexact, flexact-alone.",
+            "original, fixed, flexact, flexact-alone",
+        ),
+    ] = USUAL
+    seeds: Annotated[int, Setting("Number of seeds.")] = field(default=5, kw_only=True)
 
     KNOWN: ClassVar[Mapping[str, tuple[str, ...]]] = {"methods": ()}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import random
 import re
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError, missing_extra
 from flexact.io.value_checks import check_known
+from flexact.routing.random_state import same_random_state
 from flexact.routing.sites import sites_of
 from flexact.studies.compare.functions import Build, Functions, name_of
 from flexact.studies.compare.protocol import ALONE, Protocol
@@ -30,20 +30,13 @@ from flexact.surgery.convert import convert
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed Python, numpy and torch, and restore their states at the end."""
-    numpy = sys.modules.get("numpy")
-    states = random.getstate(), None if numpy is None else numpy.random.get_state()
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices):
+    import numpy  # scipy, which the comparison needs, depends on it
+
+    with same_random_state():
         random.seed(seed)
+        numpy.random.seed(seed % 2**32)  # noqa: NPY002  # the generator of users' code
         torch.manual_seed(seed)
-        if numpy is not None:
-            numpy.random.seed(seed % 2**32)
-        try:
-            yield
-        finally:
-            random.setstate(states[0])
-            if numpy is not None:
-                numpy.random.set_state(states[1])
+        yield
 
 
 def network(build: Build, seed: int) -> nn.Module:
@@ -94,12 +87,7 @@ def prepared(functions: Functions, config: FlexConfig, seeds: Sequence[int]) -> 
         import scipy.stats  # noqa: F401  # fail before the training rather than after it
     except ImportError:
         raise missing_extra("scipy", "studies") from None
-    try:
-        model = checked_network(functions.build, (seeds[0], seeds[-1] if len(seeds) > 1 else seeds[0] + 1))
-    except FlexActError:
-        raise
-    except Exception as error:
-        raise FlexActError(f"build() raised {type(error).__name__}: {error!s:.300}.") from error
+    model = checked_network(functions.build, (seeds[0], seeds[-1] if len(seeds) > 1 else seeds[0] + 1))
     architecture, where = digest(model), functions.where
     sites = sites_of(convert(model, where, config))
     originals = {site.candidates[site.original_index] if site.original_index >= 0 else None for site in sites}
@@ -114,16 +102,11 @@ def prepared(functions: Functions, config: FlexConfig, seeds: Sequence[int]) -> 
     return protocol, originals.pop() if len(originals) == 1 else None
 
 
-ENGINES = ("local", "inline", "ray")
-
-
 def engine_for(functions: Functions, name: str, device: str | None, jobs: int | None, address: str | None) -> Engine:
     """An engine by its name. Raises if the functions cannot be sent to its processes."""
-    check_known("engine", name, ENGINES)
+    check_known("engine", name, ("local", "inline", "ray"))
     if name == "inline":
-        if (jobs or 1) > 1:
-            raise FlexActError(f"--engine inline trains one run at a time; got {jobs} --jobs. Use --engine local.")
-        return grid_engine("streams", device, 1)
+        return grid_engine("streams", device, jobs=1)
     _ = functions.packed  # raises if the functions cannot be sent
     own = grid_engine(name, device, jobs, address)
     one_at_a_time = name == "local" and (jobs or len(devices(device))) == 1

@@ -8,23 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from flexact.candidates.registry import ORIGINAL
-from flexact.errors import FlexActError
 from flexact.observe.figures import drawing
 from flexact.observe.figures.colours import INK, candidate_colours, candidate_dash
 from flexact.observe.figures.drawing import Picture, style
 from flexact.report.page import Section, markdown
 from flexact.studies.compare.protocol import ALONE, FLEXACT, Grid, Protocol, Result
 from flexact.studies.compare.table import TITLE, summaries, table
-from flexact.studies.compare.training import Outcome
+from flexact.studies.compare.training import train_cell
 from flexact.studies.grid.cell_task import evaluated, read_curve
 from flexact.studies.grid.report import FLEXACT_COLOUR, finished, mean_line
 from flexact.studies.grid.store import Store as GridStore
 from flexact.studies.grid.study import GridStudy, candidate_of
-
-
-def _no_training(*_: Any, **__: Any) -> Outcome:
-    """Stands for `train_cell`, which needs the user's functions."""
-    raise FlexActError("this folder was opened for reading only, so no run can be trained in it.")
 
 
 def _no_data(name: str, folder: Path, partial: bool) -> None:
@@ -39,7 +33,7 @@ STUDY = GridStudy(
     protocol=Protocol,
     row=Result,
     table=table,
-    train=_no_training,
+    train=train_cell,  # to which `compare` adds the user's functions
     load=_no_data,
     sha256=lambda name, protocol, folder, partial: None,
     told=lambda row: f"{row.score:.4g}",
@@ -65,7 +59,7 @@ def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
 @style()
 def paired_differences(done: Sequence[Result]) -> Picture | None:
     """The difference from the original network on each seed, and its mean, with a row per method."""
-    found = {one.method: one.against for one in summaries(done, _methods(done)) if one.against is not None}
+    found = {one.method: one.against for one in summaries(done) if one.against is not None}
     if not found:
         return None
     figure, (ax,) = drawing.panels(inches=drawing.row_inches(len(found)))
@@ -92,7 +86,7 @@ def learning_curves(store: GridStore[Result], done: Sequence[Result]) -> Picture
             curves.setdefault(row.method, []).append(curve)
     if not curves:
         return None
-    colours = candidate_colours(candidate for method in _methods(done) if (candidate := candidate_of(method)))
+    colours = candidate_colours(candidate for method in curves if (candidate := candidate_of(method)))
     figure, (ax,) = drawing.panels()
     for method, own in curves.items():
         candidate = candidate_of(method)
@@ -109,7 +103,3 @@ def learning_curves(store: GridStore[Result], done: Sequence[Result]) -> Picture
         "from a network that is still picking. A rewind restores the initial weights, so its score falls there.",
         drawing.finished(figure),
     )
-
-
-def _methods(done: Sequence[Result]) -> list[str]:
-    return list(dict.fromkeys(row.method for row in done))

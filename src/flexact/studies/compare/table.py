@@ -54,19 +54,18 @@ class Summary:
         return mean_and_deviation(list(self.scores.values()))[1] if len(self.scores) > 1 else math.nan
 
 
-def summaries(rows: Sequence[Result], methods: Sequence[str]) -> list[Summary]:
-    """A summary of each method with a row."""
+def summaries(rows: Sequence[Result]) -> list[Summary]:
+    """A summary of each method, in the order of the rows."""
     done = by_method(rows)
     base, found = done.get(ORIGINAL, {}), []
-    for method in methods:
+    for method in dict.fromkeys(row.method for row in rows):
         own = done.get(method, {})
         failed = sum(row.method == method and row.state != DONE for row in rows)
-        if own or failed:
-            scores = {seed: row.score for seed, row in own.items()}
-            reference = {} if method == ORIGINAL else {seed: row.score for seed, row in base.items()}
-            ratios = seconds_ratios((row, base[seed]) for seed, row in own.items() if seed in base)
-            costs = (median(ratios), (min(ratios), max(ratios))) if ratios else (math.nan,)
-            found.append(Summary(method, scores, failed, paired(scores, reference), *costs))
+        scores = {seed: row.score for seed, row in own.items()}
+        reference = {} if method == ORIGINAL else {seed: row.score for seed, row in base.items()}
+        ratios = seconds_ratios((row, base[seed]) for seed, row in own.items() if seed in base)
+        costs = (median(ratios), (min(ratios), max(ratios))) if ratios else (math.nan,)
+        found.append(Summary(method, scores, failed, paired(scores, reference), *costs))
     return found
 
 
@@ -105,7 +104,7 @@ _HEADER = ("method", "seeds", "score", "difference", "p", "cost")
 
 def table(rows: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) -> str:
     """Markdown with the finished runs, and the names of the others."""
-    found = summaries(rows, list(dict.fromkeys(cell.method for cell in asked)))
+    found = summaries(rows)
     decimals = decimals_of(found)
     told = f"Network `{protocol.build}`, training `{protocol.train}`."
     parts = [TITLE, told, _EXPLAINED]

@@ -88,19 +88,14 @@ class ScheduleMaker:
     def picks_and_notes(self) -> tuple[dict[str, str], list[str]]:
         """The picks of the trained network by site, or by site and channel, empty if the policy never commits; and what
         a reader of the results has to know. Raises if `train` has not followed the schedule to its commitment."""
-        made, uncommitted = self._made, [site for site in self._sites if not site.committed]
+        made, uncommitted = self._made, sum(not site.committed for site in self._sites)
         ended = made is not None and made.steps_done >= made.total_steps
+        times = "0 times" if made is None else f"{made.steps_done:,} of {made.total_steps:,} times"
         if uncommitted and not ended:
-            done = (
-                "train did not use the schedule"
-                if made is None
-                else f"train called schedule.step() {made.steps_done:,} times, and the schedule has "
-                f"{made.total_steps:,} steps"
-            )
             raise FlexActError(
-                f"{len(uncommitted)} of {len(self._sites)} sites are not committed: {done}. Make it from the third "
-                "argument, schedule = make_schedule(network_steps=..., optimizer=...); train for schedule.total_steps "
-                "and call schedule.step(loss) after each step."
+                f"{uncommitted} of {len(self._sites)} sites are not committed: schedule.step() was called {times}. "
+                "Make the schedule from the third argument, make_schedule(network_steps=..., optimizer=...), "
+                "train for schedule.total_steps, and call schedule.step(loss) after each step."
             )
         if uncommitted:
             return {}, ["the sites are not committed: this policy never commits", *self._warnings]
@@ -109,10 +104,8 @@ class ScheduleMaker:
             for site in self._sites
             for channel, pick in enumerate(site.picks)
         }
-        if made is None or ended:
-            return picks, self._warnings
-        early = f"train stopped at step {made.steps_done:,} of the schedule's {made.total_steps:,}"
-        return picks, [*self._warnings, early]
+        early = [] if made is None or ended else [f"schedule.step() was called {times}"]
+        return picks, [*self._warnings, *early]
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,8 @@ def overhead(
     """Measure what routing costs in time, memory and parameters: the paper's overhead table."""
     from flexact.studies.overhead.study import run
 
-    options = chosen(**given(**settings))
-    try:
-        rows = run(options, out, overwrite=overwrite, progress=Progress(quiet, pieces="networks"))
-    except KeyboardInterrupt:
-        print(f"\nInterrupted. {out} has the measurements of the finished networks.", file=sys.stderr)
-        raise typer.Exit(130) from None
+    progress = Progress(quiet, pieces="networks")
+    rows = run(chosen(**given(**settings)), out, overwrite=overwrite, progress=progress)
     if not quiet:
         print((out / TABLE).read_text(encoding="utf-8"))
         print(f"Folder: {out}")

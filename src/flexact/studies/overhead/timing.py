@@ -52,7 +52,8 @@ def interleaved(
     burst_ms: float = 30.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[dict[Key, list[float]], dict[Key, Exception]]:
-    """Return the milliseconds per call of each contender, one value per round, and the errors of those that failed.
+    """Return the milliseconds per call of each contender, one value per round, and the errors of those whose first call
+    failed.
 
     They run in turns, in an order that changes from round to round, so that whatever slows the machine down slows all
     of them. On a GPU each burst of calls is timed by two events.
@@ -76,16 +77,13 @@ def interleaved(
         gc.disable()  # a collection during a burst would count as the contender's time
         try:
             shuffled.shuffle(order)
-            for key in [key for key in order if key not in failed]:
-                try:
-                    if bursts[key] > 1:
-                        runs[key]()  # brings its weights and code back into the caches
-                    times[key].append(_timed(runs[key], bursts[key], device, clock))
-                except Exception as error:
-                    failed[key] = error
+            for key in order:
+                if bursts[key] > 1:
+                    runs[key]()  # brings its weights and code back into the caches
+                times[key].append(_timed(runs[key], bursts[key], device, clock))
         finally:
             gc.enable()
-    return {key: values for key, values in times.items() if key not in failed}, failed
+    return times, failed
 
 
 def _timed(run: Run, count: int, device: torch.device, clock: Callable[[], float]) -> float:

@@ -17,7 +17,7 @@ from flexact.errors import FlexActError
 from flexact.ops import dispatch
 from flexact.routing.sites import sites_of
 from flexact.studies.cifar_resnets import ResNet
-from flexact.studies.cuda_graph import autocast, captured
+from flexact.studies.cuda_graph import autocast, captured_by_thread
 from flexact.studies.overhead.options import BASELINE, WAYS
 
 PLACEMENTS: dict[str, str] = {"penultimate": "penultimate", "all": "layer*"}
@@ -59,26 +59,22 @@ def build(
     device: torch.device,
     candidates: Sequence[str] = PAPER_CANDIDATES,
 ) -> nn.Module:
-    """Return a ResNet on its device in channels-last layout; the weights are the same in every call."""
+    """Return a ResNet on its device in channels-last layout; the weights are the same in every call. Its kernels are
+    selected; raises if they do not run on the device."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)  # not the GPU's, which a failed capture leaves unusable
         network: nn.Module = ResNet(blocks, width=width)
     network = network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     if placement == BASELINE:
         return network
-    use_kernels(way, device)
+    dispatch.use(WAYS[way].kernels)
+    check_kernels(way, device)
     config = FlexConfig(candidates=tuple(candidates))
     network = convert(network, PLACEMENTS[placement], config, fuse=WAYS[way].fuse)
     if WAYS[way].plain:
         for site in sites_of(network):
             site.__class__ = PlainSite
     return network
-
-
-def use_kernels(way: str, device: torch.device) -> None:
-    """Select the kernels of an implementation in WAYS. Raises if a fallback would run in their place."""
-    dispatch.use(WAYS[way].kernels)
-    check_kernels(way, device)
 
 
 def check_kernels(way: str, device: torch.device) -> None:
@@ -111,8 +107,8 @@ class Batch:
 class Training:
     """A network in training on one batch.
 
-    A step consists of forward, loss, backward, the policy's update of the logits (a hook of the optimizer) and the
-    optimizer's step. The schedule's step follows on the host; a graph captures everything else.
+    A step consists of forward, loss, backward, the policy's update of the logits (a hook of the optimizer), the
+    optimizer's step and, on the host, the schedule's step.
     """
 
     loss: Tensor
@@ -131,12 +127,9 @@ class Training:
 
     def step(self) -> None:
         """Run one step, from the graph if one was captured."""
-        if self._replay is not None:
-            self._replay()
-        else:
-            dispatch.use(WAYS[self.way].kernels)  # the step of another network may have selected others
-            self._on_device()
-        self._on_host()
+        (self._replay or self._on_device)()
+        if self.schedule is not None:
+            self.schedule.step()
 
     def warm_up(self) -> None:
         """Run the first steps, which compile and allocate."""
@@ -145,12 +138,14 @@ class Training:
         check_kernels(self.way, self.batch.device)
 
     def capture(self) -> None:
-        """Capture one step in a CUDA graph, which later steps replay."""
-        dispatch.use(WAYS[self.way].kernels)
-        self._replay = captured(self._on_device, self.batch.device)
-        self._on_host()
+        """Capture a step in a CUDA graph, which later steps replay."""
+        if self.batch.device.type != "cuda":
+            raise FlexActError("a CUDA graph needs a CUDA device.")
+        self._replay, self._read = captured_by_thread(self._on_device, self.network, self.batch.device)
 
     def _on_device(self) -> None:
+        """Run everything that a graph captures."""
+        dispatch.use(WAYS[self.way].kernels)  # the step of another network may have selected others
         with autocast(self.batch.device, self.batch.dtype == torch.bfloat16):
             loss = F.cross_entropy(self.forward(self.batch.images), self.batch.labels)
             if self.schedule is not None:
@@ -159,10 +154,6 @@ class Training:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.loss = loss.detach()
-
-    def _on_host(self) -> None:
-        if self.schedule is not None:
-            self.schedule.step()
 
 
 def compiled_forward(network: nn.Module) -> Callable[[Tensor], Tensor]:

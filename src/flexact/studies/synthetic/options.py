@@ -1,22 +1,33 @@
-"""The options of a synthetic study: its models, truths and seeds, and the task."""
+"""The options of a synthetic study (its models, truths and seeds, and the task), and the models by name.
+
+`flexact-default` is `FlexConfig()`. `flexact-a0.3` is the policy of `--policy` with α = 0.3, and the name of a
+correction is that policy with this correction. `kan` is a Kolmogorov-Arnold layer, without a linear unit. Any other
+name is a fixed candidate or a baseline.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, NamedTuple, get_args
 
-from flexact.candidates.registry import ORIGINAL, known_names
-from flexact.config import PAPER_CANDIDATES, FlexConfig, Policy
+import torch
+from torch import nn
+
+from flexact.baselines import BASELINES, KolmogorovArnoldLayer, make
+from flexact.candidates.registry import ORIGINAL, known_names, lookup
+from flexact.config import PAPER_CANDIDATES, Correction, FlexConfig, Policy
 from flexact.errors import FlexActError
 from flexact.io.value_checks import check_known, check_names, check_whole, number
+from flexact.routing.layer import FlexAct
 from flexact.studies.grid.study import Setting
 
 DEFAULT = "flexact-default"
 """The model of `FlexConfig()`."""
 KAN = "kan"
 """The model that is a Kolmogorov-Arnold layer."""
+CORRECTIONS: tuple[str, ...] = get_args(Correction)
 
 
 def alpha_of(model: str) -> float | None:
@@ -46,8 +57,7 @@ _HIDDEN = (
 )
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """One replica: the true function to find, and the seed."""
 
     truth: str
@@ -108,7 +118,57 @@ class Options:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Options:
         """Return the inverse of `to_dict`. Missing names keep their defaults."""
-        for name in data:
-            check_known("option", name, cls.__annotations__)
         fields: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
         return cls(**fields)
+
+
+def policy(model: str, options: Options) -> FlexConfig | None:
+    """Return the config of a Flex-Act model, with one pick per replica; None for a fixed activation or a baseline."""
+    config, alpha = POLICIES[options.policy], alpha_of(model)
+    if model == DEFAULT:
+        config = FlexConfig()
+    elif alpha is not None:
+        config = config.with_policy(alpha=alpha)
+    elif model in CORRECTIONS:
+        config = config.with_policy(correction=model)
+    else:
+        return None
+    if model == "clipped_norm_kl":
+        # This bound clips every ḡ, which makes the candidates nearly equal. The default bound would clip none.
+        config = config.with_policy(clip=0.05)
+    if model == "output_norm":
+        # A committed site does not normalise its output, but the paper's errors are for normalised outputs.
+        config = replace(config, commit_at=None, eliminate="none")
+    return replace(config, candidates=options.candidates, granularity="channel", channel_dim=1, seed=options.first_seed)
+
+
+def activation_of(model: str, options: Options) -> nn.Module:
+    """Return one activation for all replicas of a model; it takes (B, R, width)."""
+    config = policy(model, options)
+    if config is not None:
+        return FlexAct(config=config, channels=len(options.cells))
+    if model in BASELINES:
+        return make(model, channels=len(options.cells), channel_dim=1)
+    if model == KAN:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(options.first_seed)
+            return KolmogorovArnoldLayer(1 + options.distractors, max(options.hidden, 1), len(options.cells))
+    return lookup(model).module()
+
+
+def learned(model: str, options: Options) -> int:
+    """Return the number of parameters that one replica's activation learns; a KAN layer's include its linear part."""
+    return sum(parameter.numel() for parameter in activation_of(model, options).parameters()) // len(options.cells)
+
+
+def check_models(options: Options) -> None:
+    """Raise if a model is unknown, or if a truth is not among the candidates of a model that picks."""
+    alphas = [model for model in options.models if alpha_of(model) is not None] or ["flexact-a0.3"]
+    check_names("models", options.models, (DEFAULT, KAN, *alphas, *CORRECTIONS, *BASELINES, *known_names()))
+    picking = [model for model in options.models if policy(model, options) is not None]
+    missing = [truth for truth in options.truths if truth not in options.candidates]
+    if picking and missing:
+        raise FlexActError(
+            f"{picking[0]} picks from {', '.join(options.candidates)}, and can never find the truth "
+            f"{', '.join(missing)}. Add it to --candidates, or change --truths or --models."
+        )

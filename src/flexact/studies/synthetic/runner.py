@@ -17,8 +17,7 @@ from flexact.routing.layer import FlexAct
 from flexact.studies.grid.statistics import mean_and_deviation
 from flexact.studies.progress import Progress
 from flexact.studies.provenance import run_config
-from flexact.studies.synthetic import models as named
-from flexact.studies.synthetic.options import Options
+from flexact.studies.synthetic.options import Options, activation_of, check_models, policy
 from flexact.studies.synthetic.replicas import GRID, Trained, train
 from flexact.studies.synthetic.store import LINES, Part, Point, Result, read_parts, write_parts
 from flexact.studies.synthetic.studies import Study
@@ -40,13 +39,13 @@ def run(
     progress: Progress | None = None,
 ) -> None:
     """Train the models that are not done yet, and write the tables. The results do not depend on `jobs`."""
-    named.check(options)
-    policies = {model: named.policy(model, options) for model in options.models}
+    check_models(options)
+    policies = {model: policy(model, options) for model in options.models}
     config = run_config(
         study.name,
         study.title,
         options=options.to_dict(),
-        policies={model: policy.to_dict() for model, policy in policies.items() if policy is not None},
+        policies={model: found.to_dict() for model, found in policies.items() if found is not None},
         device=f"cpu ({platform.machine()}, {cores()} cores)",
     )
     before = enter(folder, study.name, resume=resume, overwrite=overwrite, writes=(RESULTS, LINES))
@@ -88,7 +87,7 @@ def train_model(study: str, options: Options, model: str, device: str, stop: Sto
 
 
 def _trained(study: str, options: Options, model: str, stop: Stop) -> Part:
-    activation = named.activation(model, options)
+    activation = activation_of(model, options)
     points: list[Point] = []
 
     def after_epoch(epoch: int) -> None:

@@ -18,8 +18,7 @@ from flexact.observe.figures.colours import INK, candidate_colours, candidate_da
 from flexact.observe.figures.drawing import Picture, style
 from flexact.report.page import Section, markdown
 from flexact.studies.grid.statistics import mean_and_deviation
-from flexact.studies.synthetic.models import policy
-from flexact.studies.synthetic.options import DEFAULT, KAN, Options
+from flexact.studies.synthetic.options import DEFAULT, KAN, Options, policy
 from flexact.studies.synthetic.store import Part, read_parts
 from flexact.studies.synthetic.tables import variants
 

@@ -10,8 +10,7 @@ from statistics import fmean
 from flexact.config import PAPER_CANDIDATES
 from flexact.io.markdown_tables import PAPERS_ROW, counted, markdown
 from flexact.studies.grid.statistics import mean_and_deviation
-from flexact.studies.synthetic.models import learned, policy
-from flexact.studies.synthetic.options import Options, alpha_of
+from flexact.studies.synthetic.options import Options, alpha_of, learned, policy
 from flexact.studies.synthetic.replicas import FALLING_FROM, LEARNING_RATE
 from flexact.studies.synthetic.store import Result
 
