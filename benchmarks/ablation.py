@@ -20,7 +20,7 @@ import torch
 from flexact import FlexConfig
 from flexact.config import PAPER_CANDIDATES
 from flexact.io.atomic_files import write_rows
-from flexact.policy.logit_updates import RunningGradient
+from flexact.policy.evidence import RoundStatistics
 from flexact.routing.layer import FlexAct
 from flexact.studies.provenance import provenance
 from flexact.studies.synthetic.options import Options
@@ -65,7 +65,7 @@ def right_picks(job: tuple[str, str]) -> dict[str, object]:
     config, options = VARIANTS[variant], CONDITIONS[condition]
     cells = options.cells
     activation = FlexAct(config=config, channels=len(cells))
-    no_reset = patch.object(RunningGradient, "reset", lambda self: None)
+    no_reset = patch.object(RoundStatistics, "reset", lambda self: [tensor.zero_() for tensor in self.evidence])
     with no_reset if variant == NO_RESET else nullcontext():
         mse = max(train(options, activation).mse)
     missed = Counter(

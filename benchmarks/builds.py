@@ -189,7 +189,7 @@ def train(model: nn.Module, x: Tensor, half: bool, builds: Builds) -> None:
     evaluate("evaluation")
     while not all(site.committed for site in sites_of(model)):
         for site in sites_of(model):
-            site.drop_weakest(step=0)
+            site.keep(len(site.alive) - 1, step=0)
         committed = all(site.committed for site in sites_of(model))
         phase = "commitment" if committed else "drop"
         step(phase)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from flexact.candidates.registry import ORIGINAL, lookup
-from flexact.errors import FlexActError, suggestion
+from flexact.errors import FlexActError
 from flexact.io import value_checks
 from flexact.io.json_input import parsed_json
 
@@ -213,11 +213,12 @@ class FlexConfig:
         if self.commit_at is not None:
             bounds["commit_at"] = {"above": 0, "at_most": 1}
         _check_numbers(self, bounds)
-        for name in ("seed", "channel_dim"):
-            object.__setattr__(self, name, value_checks.integer(name, getattr(self, name)))
-        value_checks.steps("trial_steps", self.trial_steps)
+        steps = (1, value_checks.MAX_STEPS)
+        ranges = {"seed": (), "channel_dim": (), "trial_steps": steps}
         if self.round_steps not in (None, "fill"):
-            value_checks.steps("round_steps", self.round_steps, ", 'fill' or None")
+            ranges["round_steps"] = steps
+        for name, own in ranges.items():
+            object.__setattr__(self, name, value_checks.integer(name, getattr(self, name), *own))
         if not isinstance(self.rewind, bool | None):
             raise FlexActError(f"rewind must be True, False or None; got {self.rewind!r:.80}.")
         if not isinstance(self.policy, Policy):
@@ -284,9 +285,9 @@ class FlexConfig:
                 f"this config has version {version!r:.80}; this flexact only reads version {VERSION}. Create it again."
             )
         fields = {key: value for key, value in data.items() if key != "flexact_config"}
-        _check_known(cls, fields)
+        _check_fields(cls, fields)
         if isinstance(policy := fields.get("policy"), dict):
-            _check_known(Policy, policy)
+            _check_fields(Policy, policy)
             fields["policy"] = Policy(**policy)
         return cls(**fields)
 
@@ -309,21 +310,17 @@ class FlexConfig:
         return cls.from_dict(data)
 
 
-def _check_known(kind: Any, given: dict[str, Any]) -> None:
+def _check_fields(kind: Any, given: dict[str, Any]) -> None:
     """Raise if a dataclass does not have one of the given fields."""
-    known = sorted(kind.__dataclass_fields__)
-    for key in given:
-        if key not in known:
-            raise FlexActError(
-                f"unknown config field {key!r}{suggestion(str(key), known)} {kind.__name__} has: {', '.join(known)}."
-            )
+    for name in given:
+        value_checks.check_known(f"field of {kind.__name__}", name, sorted(kind.__dataclass_fields__))
 
 
 def _check_choices(config: Any) -> None:
     """Raise if a field that is annotated as a Literal has another value."""
     for name, hint in _type_hints(config.__class__).items():
         if get_origin(hint) is Literal and (value := getattr(config, name)) not in get_args(hint):
-            value_checks.choice(name, value, [word for word in get_args(hint) if word is not None])
+            value_checks.check_known(name, value, [word for word in get_args(hint) if word is not None])
 
 
 def _check_numbers(config: Any, bounds: dict[str, dict[str, float]]) -> None:
@@ -332,13 +329,11 @@ def _check_numbers(config: Any, bounds: dict[str, dict[str, float]]) -> None:
 
 
 def _checked_candidates(names: Any) -> tuple[str, ...]:
-    if isinstance(names, str) or not isinstance(names, (list, tuple)):
-        raise FlexActError(f"candidates must be a sequence of names such as ('relu', 'tanh'); got {names!r:.60}.")
-    for name in names:
-        if not isinstance(name, str):
-            raise FlexActError(
-                f"candidates are given by name; got {name!r:.60}. Register it with flexact.register_candidate first."
-            )
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise FlexActError(
+            f"candidates must be a sequence of names such as ('relu', 'tanh'); got {names!r:.60}. Register a function "
+            "of your own with flexact.register_candidate first."
+        )
     found = tuple(name if name == ORIGINAL else lookup(name).name for name in names)  # aliases resolved
     if repeated := {name for name in found if found.count(name) > 1}:
         given = [name if name == own else f"{name} (= {own})" for name, own in zip(names, found, strict=True)]

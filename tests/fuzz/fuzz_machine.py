@@ -138,7 +138,7 @@ class PublicApi(RuleBasedStateMachine):
     def eliminate(self, number: int) -> None:
         sites = sites_of(self.model)
         site = sites[number % len(sites)]
-        self.attempt(lambda: site.drop_weakest(step=number))
+        self.attempt(lambda: site.keep(len(site.alive) - 1, step=number))
 
     @rule(commit=st.booleans(), inplace=st.booleans(), keep=st.booleans())
     def extract(self, commit: bool, inplace: bool, keep: bool) -> None:

@@ -412,7 +412,7 @@ def test_a_run_of_unknown_length(fit: Fit) -> None:
 def test_a_checkpoint_without_flexact_state(fit: Fit, tmp_path: Path) -> None:
     saving = ModelCheckpoint(dirpath=tmp_path, filename="{epoch}", save_top_k=-1)
     fit(Lit(), others=[saving], enable_checkpointing=True)
-    with pytest.raises(flexact.FlexActError, match=r"12 steps.*18"):
+    with pytest.raises(flexact.FlexActError, match=r"network_steps=12.*18"):
         fit(Lit(), max_epochs=3, ckpt_path=tmp_path / "epoch=0.ckpt")
     checkpoint = torch.load(tmp_path / "epoch=0.ckpt", weights_only=True)
     checkpoint["callbacks"] = {}

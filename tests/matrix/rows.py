@@ -33,11 +33,7 @@ ROWS = (
         "autocast",
         "autocast to bf16, and to fp16 with `GradScaler`",
         "200 steps without NaN; logits, probabilities and statistics stay in float32; an overflow moves no logit",
-        (
-            "Call `schedule.step()` after every `scaler.step(optimizer)`, even if the scaler skipped the step. With "
-            "fp16, do not use optimizers with `fused=True`: they unscale gradients and skip overflows inside their own "
-            "step, after the `Schedule` has read the gradients.",
-        ),
+        ("Call `schedule.step()` after every `scaler.step(optimizer)`, even if the scaler skipped the step.",),
     ),
     Row(
         "checkpointing",

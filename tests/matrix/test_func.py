@@ -110,7 +110,7 @@ def test_an_ensemble_under_vmap(column: Column) -> None:
     for model, drops in zip(models, (0, 1, 4), strict=True):  # the last one is committed
         for site in sites_of(model):
             for step in range(drops):
-                site.drop_weakest(step)
+                site.keep(len(site.alive) - 1, step=step)
     stacked, buffers = stack_module_state(models)
     inputs, _ = column.batch()
     found = vmap(lambda own, state: column.answer(lambda *x: functional_call(models[0], (own, state), x), inputs))(

@@ -315,7 +315,7 @@ def test_steps_may_be_numpy_or_torch_integers(tmp_path: Path) -> None:
 def test_an_invalid_step_is_an_error_and_records_nothing(tmp_path: Path, step: object) -> None:
     path = tmp_path / "history.jsonl"
     with Recorder(network(), path) as recorder:
-        with pytest.raises(FlexActError, match="step must be an integer"):
+        with pytest.raises(FlexActError, match="step must be a whole number"):
             recorder.record(step)
         assert recorder.history == []
     assert Recorder.load(path) == []

@@ -59,8 +59,8 @@ def test_noise_and_temperature_do_not_affect_the_selection() -> None:
 def test_a_dropped_candidate_has_no_probability_and_a_step() -> None:
     model = network()
     set_logits(model[1], [0.0, 3.0, 1.0, 2.0, -1.0])
-    model[1].drop_weakest(step=7)
-    model[1].drop_weakest(step=9)
+    model[1].keep(len(model[1].alive) - 1, step=7)
+    model[1].keep(len(model[1].alive) - 1, step=9)
     row = selection(model)[0]
     assert row.dropped == {"identity": 7, "relu": 9}
     assert row.probabilities["identity"] == row.probabilities["relu"] == 0
@@ -285,7 +285,7 @@ def test_it_is_a_sequence_of_rows() -> None:
 
 def test_the_dictionary_is_plain_json_with_a_version() -> None:
     model = network()
-    model[1].drop_weakest(step=3)
+    model[1].keep(len(model[1].alive) - 1, step=3)
     data = selection(model).to_dict()
     assert json.loads(json.dumps(data)) == data
     assert data["flexact_selection"] == 3
@@ -343,7 +343,7 @@ def test_without_pandas_the_frame_names_the_extra(monkeypatch: pytest.MonkeyPatc
 def test_it_prints_as_an_aligned_table() -> None:
     model = network()
     set_logits(model[1], [0.0, 0.0, 4.0, 0.0, 1.0])
-    model[1].drop_weakest(step=30)
+    model[1].keep(len(model[1].alive) - 1, step=30)
     lines = str(selection(model)).splitlines()
     assert repr(selection(model)) == str(selection(model))
     assert lines[0].split("  ")[0] == "site"

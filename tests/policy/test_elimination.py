@@ -13,6 +13,7 @@ from torch import nn
 import flexact
 from flexact import FlexActError, FlexConfig, Schedule, convert, param_groups, selection
 from flexact.policy.elimination import Elimination
+from flexact.policy.rounds import Plan
 from flexact.routing.sites import sites_of
 
 NAMES = ("relu", "gelu", "silu", "tanh")
@@ -30,14 +31,14 @@ class Rounds:
 
     def __init__(self, config: FlexConfig = CONFIG, original: nn.Module | None = None) -> None:
         (self.site,) = sites_of(network(config, original))
-        self.elimination = Elimination(self.site.router, config, 100, 90)
+        self.elimination = Elimination(self.site.router, Plan(self.site.k, config, 100, 90, (), rewinds=False))
 
     def end(self, step: int, logits: list[float], advantages: numpy.ndarray | None = None) -> list[str]:
         """Returns the candidates that are alive after a round. advantages: (steps, K)."""
         with torch.no_grad():
             self.site.logits.copy_(torch.tensor(logits))
         for one in () if advantages is None else advantages:
-            self.elimination.evidence.add(torch.from_numpy(one).float().unsqueeze(0))
+            self.elimination.statistics.add(torch.from_numpy(one).float().unsqueeze(0))
         self.elimination.drop(step)
         return [NAMES[at] for at in self.site.alive]
 

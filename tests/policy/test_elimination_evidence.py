@@ -10,6 +10,7 @@ from torch import nn
 import flexact
 from flexact import FlexConfig, selection
 from flexact.policy.elimination import Elimination
+from flexact.policy.rounds import Plan
 
 CANDIDATES = ("original", "tanh", "gelu", "silu")
 
@@ -20,13 +21,13 @@ def started(logits: list[float]) -> tuple[nn.Sequential, Elimination]:
     model = flexact.convert(nn.Sequential(nn.Linear(1, 1), nn.ReLU()), config=config)
     with torch.no_grad():
         model[1].logits.copy_(torch.tensor(logits))
-    return model, Elimination(model[1].router, config, total_steps=60, commit_step=30)
+    return model, Elimination(model[1].router, Plan(model[1].k, config, 60, 30, (), rewinds=False))
 
 
 def add(elimination: Elimination, *steps: list[float]) -> None:
     """Returns advantages of relu, tanh, gelu and silu, step by step; the lowest is the best."""
     for advantage in steps:
-        elimination.evidence.add(torch.tensor([advantage]))
+        elimination.statistics.add(torch.tensor([advantage]))
 
 
 NEARLY_EVEN = [[0.1, 0.0, 0.0, 0.0], [0.0, 0.1, 0.0, 0.0], [0.2, 0.0, 0.0, 0.0], [0.0, 0.1, 0.0, 0.0]]

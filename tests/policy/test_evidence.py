@@ -8,14 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flexact.policy.evidence import Evidence
+from flexact.policy.evidence import RoundStatistics
 
 CPU = torch.device("cpu")
 
 
-def gathered(steps: numpy.ndarray) -> Evidence:
+def gathered(steps: numpy.ndarray) -> RoundStatistics:
     """steps: (steps, rows, K)."""
-    evidence = Evidence(*steps.shape[1:], CPU)
+    evidence = RoundStatistics(*steps.shape[1:], CPU)
     for step in steps:
         evidence.add(torch.from_numpy(step).float())
     return evidence

@@ -204,21 +204,10 @@ def _fails(layer: nn.Module) -> None:
     raise ZeroDivisionError("on purpose")
 
 
-def _replaces(layer: nn.Module) -> None:
-    layer.weight = nn.Parameter(torch.zeros(2, 2))
-
-
-@pytest.mark.parametrize(
-    ("init", "message"),
-    [
-        (_fails, r"raised ZeroDivisionError .*before 3, Linear\(.*on purpose"),
-        (_replaces, r"changed the tensors of Linear"),
-    ],
-)
-def test_a_failing_initialisation_is_refused_before_the_run_and_the_model_is_unchanged(init, message: str) -> None:
-    register_candidate("own_sine", torch.sin, init=init)
+def test_a_failing_initialisation_is_refused_before_the_run_and_the_model_is_unchanged() -> None:
+    register_candidate("own_sine", torch.sin, init=_fails)
     model = flexact.convert(network(), config=blending())
-    with pytest.raises(FlexActError, match=message):
+    with pytest.raises(FlexActError, match=r"raised ZeroDivisionError .*before 3, Linear\(.*on purpose"):
         flexact.Schedule(model, total_steps=3000)
     for name, tensor in weights(network()).items():
         assert torch.equal(weights(model)[name], tensor), name

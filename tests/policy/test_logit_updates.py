@@ -14,8 +14,7 @@ from flexact import FlexAct, FlexConfig, Policy
 from flexact.config import PAPER_CANDIDATES
 from flexact.ops import reference
 from flexact.policy import logit_updates as policy
-from flexact.policy.evidence import Evidence
-from flexact.policy.logit_updates import RunningGradient
+from flexact.policy.evidence import RoundStatistics
 from flexact.policy.optimizers import Step
 from flexact.routing.sites import sites_of
 
@@ -147,13 +146,12 @@ def test_which_policies_act_before_steps(changes: dict[str, Any], acts: bool) ->
     assert flat_paper(**changes).policy.acts_before_steps is acts
 
 
-def act(site: FlexAct, step_size: float = 0.0) -> Evidence:
+def act(site: FlexAct, step_size: float = 0.0) -> RoundStatistics:
     router = site.router
-    tables = (router.rows, router.k, router.device)
-    evidence = Evidence(*tables)
+    statistics = RoundStatistics(router.rows, router.k, router.device)
     step = Step(router, (1,) * len(router.sites))
-    policy.before_step(router, RunningGradient(*tables), evidence, torch.tensor(step_size), step, None)
-    return evidence
+    policy.before_step(router, statistics, torch.tensor(step_size), step, None)
+    return statistics
 
 
 def corrected(site: FlexAct, h: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:

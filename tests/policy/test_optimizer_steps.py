@@ -180,7 +180,7 @@ def test_maximizing_an_objective_is_minimizing_its_negative(kind: type[torch.opt
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
-        found.append((logits_of(model), schedule._elimination.evidence.total))
+        found.append((logits_of(model), schedule._elimination.statistics.total))
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
     assert not torch.equal(found[0][0], torch.zeros_like(found[0][0]))
 
@@ -232,8 +232,7 @@ def test_a_fused_optimizer_that_skips_infinite_steps_moves_logits_as_one_that_is
             optimizer.zero_grad()
             schedule.step()
         assert logits_of(model).isfinite().all()
-        running, evidence = schedule._running, schedule._elimination.evidence
-        found.append((logits_of(model), running.mean, running.weights, evidence.count, evidence.total))
+        found.append((logits_of(model), *schedule._elimination.statistics.state_dict().values()))
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
     assert not torch.equal(found[0][0], torch.zeros_like(found[0][0]))
 

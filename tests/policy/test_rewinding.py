@@ -164,7 +164,7 @@ def test_without_rewind_the_weights_stay() -> None:
     model = convert(Network(), config=FlexConfig(candidates=CANDIDATES, rewind=False, commit_at=0.5))
     optimizer = torch.optim.SGD(param_groups(model), lr=0.05, momentum=0.9)
     schedule = Schedule(model, STEPS, optimizer)
-    assert schedule.state_dict().keys().isdisjoint({"rewind", "rewound_at", "start"}), "no copy of the weights"
+    assert schedule.state_dict()["start"] is None  # no copy of the weights
     for step in range(10):
         stepped(model, optimizer, step)
         before = weights(model)
@@ -419,12 +419,10 @@ def test_a_model_without_a_torch_optimizer_is_rewound_with_a_warning() -> None:
         schedule.step()
 
 
-def test_the_hook_that_finds_optimizers_is_removed_at_the_rewind_and_with_the_schedule() -> None:
+def test_the_hook_that_finds_optimizers_is_removed_with_the_schedule() -> None:
     hooks = step_hooks._listening
+    gc.collect()  # schedules of earlier tests
     before = len(hooks)
-    rewound(OPTIMIZERS["SGD"])
-    gc.collect()
-    assert len(hooks) == before
     model = convert(Network(), config=CONFIG)
     schedule = Schedule(model, STEPS)
     assert len(hooks) == before + 1
@@ -714,19 +712,17 @@ def test_a_state_of_an_unsuitable_run_is_refused() -> None:
         model = convert(Network(), config=FlexConfig(candidates=CANDIDATES, commit_at=0.5, rewind=rewind))
         return Schedule(model, STEPS, **more)
 
-    with pytest.raises(FlexActError, match=r"the saved run does not rewind, .*rewind=False"):
-        schedule(True).load_state_dict(schedule(False).state_dict())
-    with pytest.raises(FlexActError, match="rewind=True"):
-        schedule(False).load_state_dict(schedule(True).state_dict())
-    with pytest.raises(FlexActError, match=r"0 .*1"):
-        schedule(True, rewinds=[nn.Linear(1, 1)]).load_state_dict(schedule(True).state_dict())
-    good = schedule(True).state_dict()
-    for wrong, message in (
-        ({**good, "start": {**good["start"], "tensors": {}}}, "has changed since the Schedule was created"),
-        ({**good, "start": {**good["start"], "others": [{}]}}, "further objects"),
+    state, one = schedule(True).state_dict(), nn.Linear(1, 1)
+    for other, saved in (
+        (schedule(True), schedule(False).state_dict()),
+        (schedule(False), state),
+        (schedule(True, rewinds=[one]), state),
+        (schedule(True), schedule(True, rewinds=[one]).state_dict()),
     ):
-        with pytest.raises(FlexActError, match=message):
-            schedule(True).load_state_dict(wrong)
+        with pytest.raises(FlexActError, match=r"the saved run has (network_steps|rewinds)="):
+            other.load_state_dict(saved)
+    with pytest.raises(FlexActError, match="has changed since the Schedule was created"):
+        schedule(True).load_state_dict({**state, "start": {**state["start"], "tensors": {}}})
 
 
 # Bad input
@@ -784,7 +780,7 @@ def test_the_model_itself_cannot_be_among_the_rewinds(wrap: Callable[[Any], nn.M
 
 def test_uninitialised_weights_cannot_be_kept() -> None:
     model = convert(nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.Linear(4, 2)), config=CONFIG)
-    with pytest.raises(FlexActError, match=r"'0\.weight'"):
+    with pytest.raises(FlexActError, match=r"uninitialized parameter.*Initialise all weights"):
         Schedule(model, STEPS)
 
 
@@ -872,9 +868,3 @@ def test_out_of_memory_for_the_second_copy_is_reported(error: Exception, monkeyp
     model = convert(Network(), config=CONFIG)
     with pytest.raises(FlexActError, match=r"copies the weights .*no room.*rewind=False"):
         Schedule(model, STEPS)
-
-
-def test_an_average_of_the_buffers_is_refused_before_the_run() -> None:
-    model = convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)))
-    with pytest.raises(FlexActError, match="use_buffers=False"):
-        Schedule(model, STEPS, rewinds=[AveragedModel(model, use_buffers=True)])

@@ -568,7 +568,7 @@ def test_held_out_runs_in_eval_mode_and_does_not_change_the_model() -> None:
         (lambda: None, "must return one number"),
         (lambda: True, "must return one number"),
         (lambda: "1.0", "must return one number"),
-        (lambda: math.nan, "returned NaN"),
+        (lambda: math.nan, "returned nan for the initial weights"),
         (lambda: math.inf, "returned inf for the initial weights"),
     ],
 )
@@ -612,10 +612,9 @@ def test_held_out_is_refused_where_it_is_not_used(changes: dict[str, Any], messa
 # Resuming, and states that are refused
 
 
-def test_an_error_for_other_steps_names_both_ways_to_give_them() -> None:
+def test_an_error_for_other_steps_shows_those_of_the_saved_run() -> None:
     state = Run().schedule.state_dict()
-    steps = f"total_steps={state['total_steps']} or network_steps={LENGTH}"
-    with pytest.raises(FlexActError, match=f"Create the Schedule as the saved run did, with {steps}"):
+    with pytest.raises(FlexActError, match=f"the saved run has network_steps={LENGTH}, but"):
         Run(network_steps=LENGTH + 1).schedule.load_state_dict(state)
 
 
@@ -637,7 +636,7 @@ def test_a_state_of_another_plan_is_refused() -> None:
     run = Run(config=replace(CONFIG, trial_steps=WINNER)).to(3)
     other = convert(Network(), config=replace(CONFIG, trial_steps=WINNER // 2))
     schedule = Schedule(other, total_steps=run.schedule.total_steps)
-    with pytest.raises(FlexActError, match="at the steps"):
+    with pytest.raises(FlexActError, match=r"the saved run has (network_steps|drops)="):
         schedule.load_state_dict(run.schedule.state_dict())
 
 
@@ -696,7 +695,9 @@ def test_a_loop_that_does_not_train_the_model_is_warned_about(trains_another_mod
             optimizer.step()
             run.schedule.step(1.0)
 
-    with pytest.warns(UserWarning, match=r"have not changed in its first 3 steps.*optimizer\.step\(\)") as caught:
+    with pytest.warns(
+        UserWarning, match=r"no optimizer of torch.optim has stepped the weights.*optimizer\.step\(\)"
+    ) as caught:
         train()
     assert [warning.filename for warning in caught] == [__file__]
 

@@ -10,7 +10,7 @@ CPU = torch.device("cpu")
 
 
 def test_each_row_gets_the_mean_of_its_own_calls() -> None:
-    gathered = Gathered(rows=5, k=3)
+    gathered = Gathered(rows=5, k=3, start=0)
     first, again, channels = torch.rand(1, 3), torch.rand(1, 3), torch.rand(2, 3)
     gathered.add(1, first)
     gathered.add(2, channels)
@@ -23,14 +23,14 @@ def test_each_row_gets_the_mean_of_its_own_calls() -> None:
 
 
 def test_sites_with_fewer_candidates_are_padded() -> None:
-    gathered = Gathered(rows=2, k=4)
+    gathered = Gathered(rows=2, k=4, start=0)
     gathered.add(0, torch.ones(1, 2))
     gathered.add(1, 2 * torch.ones(1, 4))
     assert gathered.means(CPU).tolist() == [[1, 1, 0, 0], [2, 2, 2, 2]]
 
 
 def test_a_new_step_starts_without_calls() -> None:
-    gathered = Gathered(rows=1, k=2)
+    gathered = Gathered(rows=1, k=2, start=0)
     gathered.add(0, torch.ones(1, 2))
     gathered.clear()
     assert not gathered.called(CPU).any()

@@ -1,4 +1,4 @@
-"""Tests that the sites of a model are found in depth order, and quickly if the model itself was converted."""
+"""Tests of finding the sites of a model and binding them to a router."""
 
 from __future__ import annotations
 
@@ -9,15 +9,8 @@ from torch import nn
 
 import flexact
 from flexact import FlexAct, FlexActError
-from flexact.routing.sites import blend, bound_sites, routers_of, sites_of, unbind
+from flexact.routing.sites import blend, routers_of, sites_of, unbind
 from flexact.surgery.watching import unwatch
-
-
-def test_bound_sites_match_a_walk_over_the_modules() -> None:
-    model = flexact.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Tanh()), "*")
-    by_hand = nn.Sequential(FlexAct(), FlexAct())
-    for one in (model, nn.ModuleDict({"wrapped": model}), by_hand, by_hand[0], flexact.extract(model, commit=True)):
-        assert bound_sites(one) == sites_of(one)
 
 
 def test_sites_of_a_converted_model_share_a_router_and_those_built_by_hand_do_not() -> None:

@@ -224,8 +224,8 @@ def test_a_committed_model_in_eval_mode_is_bit_identical_to_the_extracted_one(
 def test_any_subset_of_candidates_alive(device: torch.device, fused_calls: list[int]) -> None:
     model = network(device)
     for site in (model.site1, model.site2):
-        site.drop_weakest(1)
-        site.drop_weakest(2)
+        site.keep(len(site.alive) - 1, step=1)
+        site.keep(len(site.alive) - 1, step=2)
     unfused = copy.deepcopy(model)
     losses = trained(model, device, steps=2)
     assert len(fused_calls) == 4

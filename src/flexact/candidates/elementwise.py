@@ -104,7 +104,7 @@ def hardsigmoid(h: Tensor) -> Tensor:
 
 
 class _Elementwise(nn.Module):
-    """A module that applies the function of the candidate that it is named after."""
+    """A module that applies an elementwise function."""
 
     function: Callable[[Tensor], Tensor]
 
@@ -112,39 +112,18 @@ class _Elementwise(nn.Module):
         return self.function(h)
 
 
-class ReLUSquared(_Elementwise):
-    function = staticmethod(relu_squared)
+def _module_type(name: str, function: Callable[[Tensor], Tensor]) -> type[_Elementwise]:
+    """Return a module type that applies a function. Pickles find it in this file by its name."""
+    return type(name, (_Elementwise,), {"function": staticmethod(function), "__module__": __name__})
 
 
-class StarReLU(_Elementwise):
-    function = staticmethod(star_relu)
-
-
-class Sine(_Elementwise):
-    """sin(h). It has no frequency: scale the weights of the layer before it instead."""
-
-    function = staticmethod(torch.sin)
-
-
-class Snake(_Elementwise):
-    function = staticmethod(snake)
-
-
-class QuickGELU(_Elementwise):
-    function = staticmethod(quick_gelu)
-
-
-class ClippedGELU(_Elementwise):
-    function = staticmethod(clipped_gelu)
-
-
-class HardMish(_Elementwise):
-    function = staticmethod(hard_mish)
-
-
-class Laplace(_Elementwise):
-    function = staticmethod(laplace)
-
-
-class SqrtSoftplus(_Elementwise):
-    function = staticmethod(sqrt_softplus)
+ReLUSquared = _module_type("ReLUSquared", relu_squared)
+StarReLU = _module_type("StarReLU", star_relu)
+Sine = _module_type("Sine", torch.sin)
+"""It has no frequency: scale the weights of the layer before it instead."""
+Snake = _module_type("Snake", snake)
+QuickGELU = _module_type("QuickGELU", quick_gelu)
+ClippedGELU = _module_type("ClippedGELU", clipped_gelu)
+HardMish = _module_type("HardMish", hard_mish)
+Laplace = _module_type("Laplace", laplace)
+SqrtSoftplus = _module_type("SqrtSoftplus", sqrt_softplus)

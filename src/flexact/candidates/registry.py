@@ -7,7 +7,6 @@ no second exponential. At a kink (relu at 0) the derivative is the one torch's o
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -234,10 +233,8 @@ def register_candidate(
             f"a candidate's name must be a Python identifier other than {ORIGINAL!r}; got {name!r}. Try "
             "'my_activation'."
         )
-    if name in ALIASES:
-        raise FlexActError(f"{name!r} is another name of the candidate {ALIASES[name]!r}; choose another name.")
-    if name in _registry:
-        raise FlexActError(f"candidate {name!r} is registered already; choose another name.")
+    if name in ALIASES or name in _registry:
+        raise FlexActError(f"{name!r} is already a name of the candidate {lookup(name).name!r}; choose another name.")
     for role, given in (("function", fn), ("derivative", derivative), ("module", module), ("init", init)):
         if not callable(given) and (given is not None or role == "function"):
             raise FlexActError(f"the {role} of candidate {name!r} must be callable; got {given!r}.")
@@ -254,7 +251,7 @@ def register_candidate(
     except Exception as error:
         raise FlexActError(
             f"candidate {name!r} raised {type(error).__name__} while it was checked: {error}. Its function, derivative "
-            "and module must take a float64 tensor of any shape."
+            "and module must take a float64 tensor of any shape; `module` must be a function that returns a module."
         ) from error
     build = module if module is not None else partial(_Function, name, fn)
     _registry[name] = Candidate(name, fn, slope, build, init, triton)
@@ -277,80 +274,31 @@ def _at(derivative: Callable[[Tensor], Tensor], h: Tensor, value: Tensor) -> Ten
 
 def _check_function(name: str, fn: Callable[[Tensor], Tensor]) -> None:
     """Raise if a function is not elementwise, writes to its input, or is not finite."""
-    for shape in ((7,), (2, 3, 5)):
-        h = torch.linspace(-3, 3, math.prod(shape), dtype=torch.float64).reshape(shape)
-        untouched = h.clone()
-        value = fn(h)
-        if not torch.equal(h, untouched):
-            raise FlexActError(
-                f"candidate {name!r} overwrites its input, which the other candidates still need; write it without "
-                "in-place operations."
-            )
-        if not isinstance(value, Tensor) or value.shape != h.shape or value.dtype != h.dtype:
-            got = f"{tuple(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
-            raise FlexActError(
-                f"candidate {name!r} must map a tensor to one of the same shape and dtype; for {shape}, {h.dtype} it "
-                f"gave {got}. Write it with elementwise torch operations."
-            )
-        alone = torch.stack([fn(element) for element in h.flatten()]).reshape(shape)
-        if not torch.allclose(value, alone, equal_nan=True):
-            raise FlexActError(
-                f"candidate {name!r} is not elementwise: its value at one element depends on the others. Only "
-                "elementwise functions can be picked."
-            )
-    h = torch.linspace(-6, 6, 49, dtype=torch.float64)
-    value = fn(h)
-    bad = torch.nonzero(~value.isfinite()).flatten()
-    if bad.numel():
-        at = int(bad[0])
+    h = torch.linspace(-6, 6, 49, dtype=torch.float64).reshape(7, 7)
+    given = h.clone()
+    value = fn(given)
+    if not torch.equal(given, h):
         raise FlexActError(
-            f"candidate {name!r} is {value[at].item()} at h = {h[at].item():g}; a candidate must be finite for every "
-            "finite h."
+            f"candidate {name!r} overwrites its input, which the other candidates still need; write it without "
+            "in-place operations."
         )
-
-
-def _check_module(name: str, fn: Callable[[Tensor], Tensor], build: Callable[[], nn.Module]) -> None:
-    """Raise if the module, which extraction inserts, does not compute the function that is trained."""
-    module = build()
-    if not isinstance(module, nn.Module):
+    if not isinstance(value, Tensor) or value.shape != h.shape or value.dtype != h.dtype:
+        got = f"{tuple(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
         raise FlexActError(
-            f"the module of candidate {name!r} must be a function that returns a torch.nn.Module; it gave {module!r}."
+            f"candidate {name!r} must map a tensor to one of the same shape and dtype; for {tuple(h.shape)}, {h.dtype} "
+            f"it gave {got}. Write it with elementwise torch operations."
         )
-    h = torch.linspace(-6, 6, 49, dtype=torch.float64)
-    with torch.no_grad():
-        expected, value = fn(h), copy.deepcopy(module).double()(h.clone())
-    if not isinstance(value, Tensor) or value.shape != h.shape:
-        raise FlexActError(f"the module of candidate {name!r} does not keep its input's shape {tuple(h.shape)}.")
-    difference = (value - expected).abs()
-    if not torch.allclose(value, expected, rtol=1e-4, atol=1e-6):
-        worst = int(torch.where(difference.isnan(), torch.inf, difference).argmax())
+    alone = torch.stack([fn(element) for element in h.flatten()]).reshape(h.shape)
+    if not torch.allclose(value, alone, equal_nan=True):
         raise FlexActError(
-            f"the module of candidate {name!r} does not compute the given function: at h = {h[worst]:.4g} it gives "
-            f"{value[worst]:.6g}, but the function gives {expected[worst]:.6g}."
+            f"candidate {name!r} is not elementwise: its value at one element depends on the others. Only elementwise "
+            "functions can be picked."
         )
-
-
-def _check_form(name: str, form: Any) -> None:
-    """Raise if a Triton form is not a Triton function of one argument, or if another form has the same
-    qualified name, by which Triton identifies functions in a kernel."""
-    function = getattr(form, "fn", None)
-    if not hasattr(form, "arg_names") or not callable(function):
+    if bool((bad := ~value.isfinite()).any()):
         raise FlexActError(
-            f"the Triton form of candidate {name!r} must be a function with the decorator triton.jit; got {form!r:.80}."
+            f"candidate {name!r} is {value[bad][0].item()} at h = {h[bad][0].item():g}; a candidate must be finite for "
+            "every finite h."
         )
-    if len(form.arg_names) != 1:
-        raise FlexActError(
-            f"the Triton form of candidate {name!r} must take one argument, the input; it takes "
-            f"{', '.join(form.arg_names) or 'none'}. It must return a tuple of the value and the derivative."
-        )
-    full_name = (function.__module__, function.__qualname__)
-    for other in _registry.values():
-        theirs = getattr(other.triton, "fn", None)
-        if theirs not in (None, function) and full_name == (theirs.__module__, theirs.__qualname__):
-            raise FlexActError(
-                f"the Triton form of candidate {name!r} has the same name as that of {other.name!r}, "
-                f"{'.'.join(full_name)}. Give one of the functions another name."
-            )
 
 
 def _check_derivative(
@@ -360,16 +308,46 @@ def _check_derivative(
     h = torch.linspace(-6.1234567, 6.2345678, 400, dtype=torch.float64)
     step = 1e-6
     numerical = (fn(h + step) - fn(h - step)) / (2 * step)
-    given = derivative(h, fn(h))
-    if not isinstance(given, Tensor) or given.shape != h.shape:
-        raise FlexActError(f"the derivative of candidate {name!r} must have its input's shape {tuple(h.shape)}.")
-    difference = (given - numerical).abs()
-    wrong = ~(difference <= 1e-4 * (1 + numerical.abs()))
     # One grid point may straddle a kink of the user's function; a wrong formula is wrong at many.
-    if int(wrong.sum()) > 2:
+    _check_equal(f"the derivative of candidate {name!r}", h, derivative(h, fn(h)), numerical, allowed=2)
+
+
+def _check_module(name: str, fn: Callable[[Tensor], Tensor], build: Callable[[], nn.Module]) -> None:
+    """Raise if the module, which extraction inserts, does not compute the function that is trained."""
+    h = torch.linspace(-6, 6, 49, dtype=torch.float64)
+    with torch.no_grad():
+        value = copy.deepcopy(build()).double()(h.clone())
+        _check_equal(f"the module of candidate {name!r}", h, value, fn(h))
+
+
+def _check_equal(what: str, h: Tensor, value: Any, expected: Tensor, allowed: int = 0) -> None:
+    """Raise unless a value at h equals the expected one, except at a number of allowed points."""
+    if not isinstance(value, Tensor) or value.shape != h.shape:
+        raise FlexActError(f"{what} must keep its input's shape {tuple(h.shape)}.")
+    difference = (value - expected).abs()
+    wrong = ~(difference <= 1e-4 * (1 + expected.abs()))
+    if int(wrong.sum()) > allowed:
         worst = int(torch.where(difference.isnan(), torch.inf, difference).argmax())
         raise FlexActError(
-            f"the derivative of candidate {name!r} is wrong at {int(wrong.sum())} of {h.numel()} points in "
-            f"[{h[0]:.2f}, {h[-1]:.2f}]; worst at h = {h[worst]:.4f}: given {given[worst]:.6g}, numerical "
-            f"{numerical[worst]:.6g}. Correct it, or omit it to use autograd."
+            f"{what} is wrong at {int(wrong.sum())} of {h.numel()} points in [{h[0]:.2f}, {h[-1]:.2f}]; worst at h = "
+            f"{h[worst]:.4f}: given {value[worst]:.6g}, expected {expected[worst]:.6g}. Correct it, or leave it out."
         )
+
+
+def _check_form(name: str, form: Any) -> None:
+    """Raise if a Triton form is not a Triton function of one argument, or if another form has the same
+    qualified name, by which Triton identifies functions in a kernel."""
+    function = getattr(form, "fn", None)
+    if function is None or len(getattr(form, "arg_names", ())) != 1:
+        raise FlexActError(
+            f"the Triton form of candidate {name!r} must be a function with the decorator triton.jit that takes one "
+            f"argument, the input, and returns a tuple of the value and the derivative; got {form!r:.80}."
+        )
+    full_name = (function.__module__, function.__qualname__)
+    for other in _registry.values():
+        theirs = getattr(other.triton, "fn", None)
+        if theirs not in (None, function) and full_name == (theirs.__module__, theirs.__qualname__):
+            raise FlexActError(
+                f"the Triton form of candidate {name!r} has the same name as that of {other.name!r}, "
+                f"{'.'.join(full_name)}. Give one of the functions another name."
+            )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 from flexact.errors import FlexActError, suggestion
@@ -41,34 +41,21 @@ def number(
     return found
 
 
-def integer(name: str, value: Any) -> int:
-    """Return an integer of any type, such as numpy's or a tensor, as an int. Booleans are not accepted."""
-    if not isinstance(value, bool):
-        with suppress(TypeError):
-            return operator.index(value)
-    raise FlexActError(f"{name} must be an integer; got {value!r:.80}.")
-
-
-def steps(name: str, value: Any, otherwise: str = "") -> int:
-    """Return a number of optimizer steps. otherwise: what else is allowed, for the error message."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= int(value) <= MAX_STEPS:
-        raise FlexActError(
-            f"{name} must be a whole number (an int) of optimizer steps, at least 1{otherwise}; got {value!r:.80}."
-        )
-    return int(value)
-
-
-def choice(name: str, value: Any, allowed: Iterable[str]) -> None:
-    """Raise unless a value is one of the allowed words."""
-    names = list(allowed)
-    if value not in names:
-        raise FlexActError(
-            f"{name}={value!r:.80} is not a choice{suggestion(str(value), names)} Expected one of: {', '.join(names)}."
-        )
-
-
 MAX_STEPS = 2**53
 """Maximum steps of a run. Fractions of a run are computed in floats, which are exact up to this number."""
+
+
+def integer(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:
+    """Return an integer of any type, such as numpy's or a tensor, as an int. Booleans are not accepted.
+
+    low, high: the smallest and the largest allowed integer.
+    """
+    with suppress(TypeError):
+        found = operator.index(value)
+        if not isinstance(value, bool) and (low is None or low <= found) and (high is None or found <= high):
+            return found
+    limits = ("" if low is None else f" from {low}") + ("" if high is None else f" to {high}")
+    raise FlexActError(f"{name} must be a whole number{limits}; got {value!r:.80}.")
 
 
 _ONE = {"datasets": "data set"}
@@ -86,19 +73,17 @@ def check_names(option: str, given: Sequence[str], known: Collection[str]) -> No
         raise FlexActError(f"--{option} names {', '.join(repeated)} more than once.")
 
 
-def check_known(kind: str, name: str, known: Collection[str]) -> None:
+def check_known(kind: str, name: Any, known: Collection[str]) -> None:
     """Raise unless a name is one of the known names."""
     if name not in known:
-        raise FlexActError(f"unknown {kind} {name!r}{suggestion(str(name), known)} Known: {', '.join(known)}.")
+        raise FlexActError(f"unknown {kind} {name!r:.80}{suggestion(str(name), known)} Known: {', '.join(known)}.")
 
 
 def check_whole(option: str, value: Any, low: int, high: int) -> None:
-    """Raise unless a value is an integer in a range."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise FlexActError(f"--{option} must be a whole number from {low} to {high}; got {value!r}.")
+    """Raise unless the value of an option is an integer in a range."""
+    integer(f"--{option}", value, low, high)
 
 
 def check_seed(seed: Any) -> None:
     """Raise unless a cell's seed is a non-negative integer."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise FlexActError(f"a seed must be a non-negative integer; got {seed!r}.")
+    integer("a seed", seed, 0)

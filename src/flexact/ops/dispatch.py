@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple, cast, get_args
 
 import torch
 
-from flexact.io.value_checks import choice
+from flexact.io.value_checks import check_known
 
 Kernels = Literal["auto", "triton", "compiled", "closed_form"]
 
@@ -137,5 +137,5 @@ def give_up(kernels: Kernels, failure: str, error: BaseException) -> None:
 
 @functools.cache
 def _checked(where: str, name: str) -> Kernels:
-    choice(where, name, get_args(Kernels))
+    check_known(where, name, get_args(Kernels))
     return cast(Kernels, name)

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from flexact.errors import FlexActError
 from flexact.io import value_checks
-from flexact.policy.logit_updates import RunningGradient
+from flexact.policy.evidence import RoundStatistics
 from flexact.policy.rounds import Plan, rungs, trial_steps
 from flexact.routing.router import Router
 from flexact.routing.site import Site
@@ -31,7 +31,7 @@ def checked_steps(total_steps: Any, network_steps: Any) -> int:
             "network_steps, those that train the network with its picks."
         )
     name, given = ("total_steps", total_steps) if network_steps is None else ("network_steps", network_steps)
-    return value_checks.steps(name, given)
+    return value_checks.integer(name, given, 1, value_checks.MAX_STEPS)
 
 
 def check_loss(loss: Any) -> None:
@@ -54,45 +54,29 @@ def divergence(loss: Tensor | float | None, sites: Sequence[Site]) -> str | None
     return f"the logits of {', '.join(diverged[:5])} are NaN or infinite" if diverged else None
 
 
-def check_run(state: Any, version: int, own: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Raise if a state has another version, or is from a run with another length, other drops or other groups.
+def check_run(state: Any, version: int, own: Mapping[str, Any]) -> None:
+    """Raise if a state has another version, or if one of these properties differs in the run that it is from.
 
-    own, tensors: these properties, and the tensors of the state, of the run that is to resume.
+    own: the properties of the run that is to resume. Those of a tensor are its shape.
     """
-    if not isinstance(state, dict):
-        raise FlexActError(f"a Schedule's state is a dictionary; got {type(state).__name__}.")
-    integers = ("version", "step", "total_steps", "steps_lost")
-    missing = [key for key in integers if not isinstance(state.get(key), int)]
-    if missing:
-        raise FlexActError(f"not a Schedule's state: {', '.join(missing)} missing or not an integer in {state!r:.200}.")
+    if not isinstance(state, dict) or "version" not in state:
+        raise FlexActError(f"not a Schedule's state: {state!r:.200}.")
     if state["version"] != version:
         raise FlexActError(
             f"the saved run has version {state['version']}, but this flexact only reads version {version}. Resume it "
             "with the flexact that wrote it."
         )
-    how = " or ".join(f"{name}={state[name]}" for name in ("total_steps", "network_steps") if name in state)
-    differences = {
-        "total_steps": "has {} steps, but this one has {}. Create the Schedule as the saved run did, with " + how + ".",
-        "drops": "drops candidates at the steps {}, but this one drops them at {}. Resume it with the FlexConfig that "
-        "it was started with.",
-        "groups": "has the groups {} of sites that pick together, but this one has {}. Convert the model with the same "
-        "share=... as in the saved run.",
-    }
-    for name, difference in differences.items():
-        if (saved := state.get(name, own[name])) != own[name]:
-            raise FlexActError("the saved run " + difference.format(f"{saved!r:.80}", f"{own[name]!r:.80}"))
-    if not 0 <= state["step"] <= own["total_steps"]:
-        raise FlexActError(f"step {state['step']} is outside a run of {own['total_steps']} steps.")
-    for name, tensor in tensors.items():
+    for name, value in own.items():
         saved = state.get(name)
-        if not isinstance(saved, Tensor) or saved.shape != tensor.shape:
-            raise FlexActError(f"not a state of these sites: {name!r} must be a tensor of shape {tuple(tensor.shape)}.")
-
-
-def groups(router: Router) -> list[int]:
-    """Return a number for each site; sites that pick together have the same one."""
-    found = [object() if site.group is None else site.group for site in router.sites]
-    return [found.index(group) for group in found]
+        saved = tuple(saved.shape) if isinstance(saved, Tensor) else saved
+        if saved != value:
+            raise FlexActError(
+                f"the saved run has {name}={saved!r:.80}, but this one has {name}={value!r:.80}. Create the Schedule "
+                "with the same steps and rewinds, and convert the model with the same FlexConfig and share, as in the "
+                "saved run."
+            )
+    for name in ("step", "steps_lost"):
+        value_checks.integer(name, state.get(name), 0, own["total_steps"])
 
 
 def warn_if_short(plan: Plan, network_steps: int | None) -> None:
@@ -131,42 +115,43 @@ def warn_if_rates_end(rewinds: Sequence[Any], plan: Plan) -> None:
             )
 
 
-def warn_if_frozen(sites: Sequence[Site]) -> None:
-    """Warn about sites whose logits are frozen before they are committed."""
-    frozen = [site.label for site in sites if not (site.logits.requires_grad or site.committed)]
-    if frozen:
-        names = ", ".join(frozen[:5])
-        message = f"the logits of {names} have requires_grad=False, so these sites do not pick. Unfreeze them."
-        warnings.warn(message, stacklevel=3)
-
-
-def omissions(router: Router, steps_done: int, stepped: bool, adds_steps: bool) -> list[str]:
-    """Return warnings about what the training loop forgot: to load the schedule's state, or to add the penalty.
+def omissions(router: Router, steps_done: int, stepped: bool, adds_steps: bool, rewinds_untrained: bool) -> list[str]:
+    """Return warnings about what the training loop forgot: to load the schedule's state, to add the penalty, or to
+    train the model.
 
     stepped: whether an optimizer that holds logits has made a step. adds_steps: whether picking takes extra steps.
+    rewinds_untrained: whether this step rewinds weights that no optimizer has stepped.
     """
-    found: list[str] = []
-    if steps_done == 0 and router.committed and adds_steps:
-        found.append(
+    needs_penalty = router.config.policy.adds_to_loss and router.ready and not (router.at_rest or router.committed)
+    starts = steps_done == 0
+    warnings_if = (
+        (
+            starts and router.committed and adds_steps,
             "every site of this model is committed, so the steps that network_steps adds for picking are not needed. "
             "To resume a run, load the schedule's state as well: schedule.load_state_dict(...). To train longer, "
-            "extract the network, and train it without a Schedule."
-        )
-    elif steps_done == 0 and router.resumes and not router.committed:
-        found.append(
+            "extract the network, and train it without a Schedule.",
+        ),
+        (
+            starts and router.resumes and not router.committed,
             "the model or the optimizer has the state of an earlier run, but this schedule starts at step 0. To "
-            "resume that run, load the schedule's state as well: schedule.load_state_dict(...)."
-        )
-    needs_penalty = router.config.policy.adds_to_loss and router.ready and not (router.at_rest or router.committed)
-    if needs_penalty and stepped and not router.penalized:
-        found.append(
+            "resume that run, load the schedule's state as well: schedule.load_state_dict(...).",
+        ),
+        (
+            needs_penalty and stepped and not router.penalized,
             "this policy needs a penalty, but the training loop does not add it. Use loss = loss + "
-            "flexact.penalty(model)."
-        )
-    return found
+            "flexact.penalty(model).",
+        ),
+        (
+            rewinds_untrained,
+            "no optimizer of torch.optim has stepped the weights that are rewound now. Call optimizer.step() before "
+            "schedule.step(loss), with an optimizer of this model's parameters. If it is not one of torch.optim, pass "
+            "it to Schedule(..., rewinds=[optimizer]).",
+        ),
+    )
+    return [message for applies, message in warnings_if if applies]
 
 
-def warn_of_arbitrary_picks(router: Router, running: RunningGradient, stepped: bool, acts: bool) -> None:
+def warn_of_arbitrary_picks(router: Router, statistics: RoundStatistics, stepped: bool, acts: bool) -> None:
     """Warn if a site is about to drop a candidate without any evidence.
 
     stepped: whether an optimizer that holds logits has made a step. acts: whether the policy acts before steps.
@@ -177,19 +162,19 @@ def warn_of_arbitrary_picks(router: Router, running: RunningGradient, stepped: b
             "no optimizer of torch.optim has stepped the logits yet, so the candidates that are dropped now are "
             "arbitrary. Convert the model before you build the optimizer, and call schedule.step() after its step."
         )
-    elif acts and (idle := _without_gradient(router, running)):
+    elif acts and (idle := _without_gradient(router, statistics)):
         message = (
             f"{len(idle)} of {len(router.sites)} sites have received no gradient so far ({', '.join(idle[:5])}), so "
             "their picks are arbitrary. If no optimizer holds their logits, give it flexact.param_groups(model); if "
-            "the forward never calls them, exclude them in convert."
+            "the logits are frozen, unfreeze them; if the forward never calls them, exclude them in convert."
         )
     else:
         return
     warnings.warn(message, stacklevel=5)
 
 
-def _without_gradient(router: Router, running: RunningGradient) -> list[str]:
-    """Return the trainable sites that have equal probabilities and never received a gradient."""
-    still = (running.mean == 0).all(-1).split([site.rows for site in router.sites])
-    idle = [site for site, rows in zip(router.sites, still, strict=True) if site.logits.requires_grad and rows.all()]
+def _without_gradient(router: Router, statistics: RoundStatistics) -> list[str]:
+    """Return the sites that have equal probabilities and never received a gradient."""
+    still = (statistics.mean == 0).all(-1)
+    idle = [site for site in router.sites if bool(still[site.table_rows].all())]
     return [site.label for site in idle if site.pi().std(-1).max() < 1e-6]

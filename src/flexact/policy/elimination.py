@@ -8,10 +8,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from flexact.config import FlexConfig
 from flexact.errors import FlexActError
-from flexact.policy.evidence import SIGNIFICANT, Evidence
-from flexact.policy.rounds import drops
+from flexact.policy.evidence import SIGNIFICANT, RoundStatistics
+from flexact.policy.rounds import Plan, drops
 from flexact.routing.router import Router
 from flexact.routing.site import Site
 
@@ -23,19 +22,19 @@ class Elimination:
     significantly better.
     """
 
-    def __init__(self, router: Router, config: FlexConfig, total_steps: int, commit_step: int) -> None:
-        self._router, self._commit_step = router, commit_step
-        self._left = {site: drops(site.k, config, total_steps, commit_step) for site in router.sites}
+    def __init__(self, router: Router, plan: Plan) -> None:
+        self._router, self._commit_step, config = router, plan.commit_step, plan.config
+        self._left = {site: drops(site.k, config, plan.total_steps, plan.commit_step) for site in router.sites}
         self.steps = {step for left in self._left.values() for step in left}
         """The steps at which candidates are dropped."""
         if config.commit_at is not None:
-            self.steps.add(commit_step)
+            self.steps.add(plan.commit_step)
         spans = {drop: following - drop for drop, following in pairwise(sorted(self.steps))}
         self.settled_after = {
             drop: drop + min(round(config.policy.settle * span), span - 1) for drop, span in spans.items()
         }
         """For each of these steps but the last, the step at which the logits start to move again."""
-        self.evidence = Evidence(router.rows, router.k, router.device)
+        self.statistics = RoundStatistics(router.rows, router.k, router.device)
         self._protects = config.policy.moves_logits  # otherwise there may be no evidence
         self.protected = torch.ones(router.rows, dtype=torch.bool)
         """(rows,), True while no candidate has been significantly better than the original."""
@@ -44,8 +43,8 @@ class Elimination:
         """End a round: drop its weakest candidates."""
         sites = self._router.sites
         leader = torch.cat([site.likeliest() for site in sites])
-        margin, error = self.evidence.leads(leader)
-        count = self.evidence.count.expand_as(margin)
+        margin, error = self.statistics.leads(leader)
+        count = self.statistics.count.expand_as(margin)
         found = torch.stack([margin, error, count], dim=-1)
         significant = (margin > SIGNIFICANT * error).cpu()
         for site in sites:
@@ -53,13 +52,11 @@ class Elimination:
             own = found[rows, : site.k].clone()
             if site.original_index >= 0:
                 self._weigh_original(site, own, significant[rows, site.original_index], leader[rows])
-            left = min((count for at, count in self._left[site].items() if at <= step), default=site.k)
-            protected = self.protected[rows] if self._protects else None
-            while int((site.dropped_at < 0).sum(-1).max()) > left:
-                site.drop_weakest(step, own, protected)
-            if step >= self._commit_step and not site.committed:
-                site.commit(step, self._choice(site), own)
-        self.evidence.reset()
+            left = min((k for at, k in self._left[site].items() if at <= step), default=site.k)
+            if step >= self._commit_step:
+                left = 1
+            site.keep(left, step, own, self.protected[rows] if self._protects else None)
+        self.statistics.reset()  # the remaining candidates have gradients of another size
 
     def _weigh_original(self, site: Site, found: Tensor, significant: Tensor, leader: Tensor) -> None:
         """Unprotect a site's original in the rows where it is significantly behind the leader.
@@ -77,18 +74,8 @@ class Elimination:
         behind = found[:, site.original_index] * found.new_tensor([-1.0, 1.0, 1.0])
         found[torch.arange(site.rows, device=found.device), leader] = behind
 
-    def _choice(self, site: Site) -> Tensor:
-        """Return the candidate that each row commits to, (rows,): the original while it is protected, otherwise the
-        likeliest one."""
-        likeliest = site.likeliest()
-        if site.original_index < 0 or not self._protects:
-            return likeliest
-        protected = self.protected[site.table_rows].to(likeliest.device)
-        keeps = protected & (site.dropped_at[:, site.original_index] < 0)
-        return torch.where(keeps, site.original_index, likeliest)
-
     def state_dict(self) -> dict[str, Tensor]:
-        return self.evidence.state_dict() | {"protected": self.protected}
+        return self.statistics.state_dict() | {"protected": self.protected}
 
 
 def keep_originals(router: Router, reason: str, step: int, rewinds: bool) -> None:

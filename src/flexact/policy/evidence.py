@@ -1,4 +1,4 @@
-"""The evidence that one candidate is better than another: the margins of a round, with their standard errors.
+"""The statistics of a round, and the evidence that one candidate is better: margins with their standard errors.
 
 The advantage of a candidate is the derivative of the loss with respect to its weight in the blend, ⟨δ, a_k − x⟩ of
 Proposition 1: it is negative if a larger weight would lower the loss. The advantages of a site are scaled to a norm of
@@ -15,6 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+MEAN_DECAY = 0.9
+SQUARE_DECAY = 0.99
+_SMALLEST_SIZE = torch.finfo(torch.float32).tiny
 SIGNIFICANT = 2.0
 """A margin of at least this many standard errors is significant."""
 
@@ -55,35 +58,73 @@ class Contest:
         return f"{self.margin:.{decimals}f} ± {self.standard_error:.{decimals}f}"
 
 
-class Evidence:
-    """Sums of the advantages of all rows, (rows, K), and of their products, over the steps since the last `reset`."""
+class RoundStatistics:
+    """What a round has shown of all rows so far. Each step updates the tensors in place, since a captured CUDA graph
+    writes to their memory.
+
+    mean (rows, K), square (rows, 1), weights (rows, 2): the running mean of the logit gradients, that of their squares,
+    and the bias-correction weights of both, which approach 1.
+    count (rows, 1), total (rows, K), products (rows, K, K): the number of steps, and the sums of the advantages and of
+    their products.
+    """
 
     def __init__(self, rows: int, k: int, device: torch.device) -> None:
+        self.mean = torch.zeros(rows, k, device=device)
+        # In double precision, so that the squares of small gradients do not underflow.
+        self.square = torch.zeros(rows, 1, dtype=torch.float64, device=device)
+        # Each row has its own pair, so that the programs of a kernel, which process different rows, do not share them.
+        self.weights = torch.zeros(rows, 2, device=device)
         self.count = torch.zeros(rows, 1, device=device)
         self.total = torch.zeros(rows, k, device=device)
         self.products = torch.zeros(rows, k, k, device=device)
+        self._rates = 1 - torch.tensor([MEAN_DECAY, SQUARE_DECAY], device=device)
+        self._ones = torch.ones(rows, 2, device=device)
 
     @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+    def averages(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.mean, self.square, self.weights
+
+    @property
+    def evidence(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.count, self.total, self.products
 
     def to(self, device: torch.device) -> None:
         """Move to the model's device."""
-        if self.total.device != device:
-            self.count, self.total, self.products = (tensor.to(device) for tensor in self.tensors)
+        if self.mean.device != device:
+            vars(self).update({name: tensor.to(device) for name, tensor in vars(self).items()})
+
+    def reset(self) -> None:
+        for tensor in (*self.averages, *self.evidence):
+            tensor.zero_()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the tensors themselves."""
+        return {name: tensor for name, tensor in vars(self).items() if not name.startswith("_")}
+
+    def average(self, gradient: Tensor, alive: Tensor, moves: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Add a gradient; return the mean (rows, K) and the root-mean-square of each row (rows, 1), bias-corrected.
+
+        moves: (rows, 1), a mask of the rows to update; None for all.
+        """
+        square = gradient.double().square().sum(-1, keepdim=True) / alive.sum(-1, keepdim=True)
+        before = [tensor.clone() for tensor in self.averages] if moves is not None else []
+        self.mean.lerp_(gradient, 1 - MEAN_DECAY)
+        self.square.lerp_(square, 1 - SQUARE_DECAY)
+        self.weights.lerp_(self._ones, self._rates)
+        if moves is not None:
+            for now, old in zip(self.averages, before, strict=True):
+                now.copy_(torch.where(moves, now, old))
+        mean_weight, square_weight = self.weights.split_with_sizes([1, 1], dim=1)
+        return self.mean / mean_weight, (self.square / square_weight).sqrt().float().clamp_min(_SMALLEST_SIZE)
 
     def add(self, advantage: Tensor, moves: Tensor | None = None) -> None:
-        """Add one step's advantages in place, since a captured CUDA graph writes to this memory.
+        """Add one step's advantages.
 
         moves: (rows, 1), positive in the rows that the step moves; None for all. The advantages of the others are 0.
         """
         self.count += 1 if moves is None else moves > 0
         self.total += advantage
         self.products.baddbmm_(advantage.unsqueeze(2), advantage.unsqueeze(1))
-
-    def reset(self) -> None:
-        for tensor in self.tensors:
-            tensor.zero_()
 
     def leads(self, leader: Tensor) -> tuple[Tensor, Tensor]:
         """Return the margin of each row's leader over each candidate, and its standard error, (rows, K) each.
@@ -99,6 +140,3 @@ class Evidence:
         error = (variance.clamp(min=0) / (n - 1)).sqrt()
         enough = self.count >= 3
         return margin.where(enough, 0.0), error.where(enough, torch.inf)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"evidence_count": self.count, "evidence_total": self.total, "evidence_products": self.products}

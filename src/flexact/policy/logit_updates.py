@@ -11,18 +11,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from flexact.policy.evidence import Evidence
-from flexact.policy.optimizers import Scaling, Step
+from flexact.policy.evidence import MEAN_DECAY, SQUARE_DECAY, RoundStatistics
+from flexact.policy.optimizers import Step
 from flexact.routing import corrections
 from flexact.routing.call_statistics import rank_count
 from flexact.routing.gumbel import log_pi
 from flexact.routing.router import Router
 from flexact.routing.sharding import is_sharded, local, own_part
-from flexact.routing.sites import bound_sites, routers_of
+from flexact.routing.sites import routers_of, sites_of
 
-MEAN_DECAY = 0.9
-SQUARE_DECAY = 0.99
-_SMALLEST_SIZE = torch.finfo(torch.float32).tiny
 _SMALLEST_P = 1e-30
 _SMALLEST_NORM = 1e-100
 
@@ -39,7 +36,7 @@ def penalty(model: nn.Module) -> Tensor:
     >>> bool(flexact.penalty(act) > 0)
     True
     """
-    sites = bound_sites(model)
+    sites = sites_of(model)
     routers = [router for router in routers_of(sites) if router.config.policy.adds_to_loss and router.ready]
     for router in routers:
         router.penalized = True
@@ -55,67 +52,19 @@ def penalty(model: nn.Module) -> Tensor:
     return torch.zeros((), device=device)
 
 
-class RunningGradient:
-    """The running mean and root-mean-square of the logit gradients of all sites, (rows, K), reset each round."""
-
-    def __init__(self, rows: int, k: int, device: torch.device) -> None:
-        self.mean = torch.zeros(rows, k, device=device)
-        # In double precision, so that the squares of small gradients do not underflow.
-        self.square = torch.zeros(rows, 1, dtype=torch.float64, device=device)
-        # Bias-correction weights of the running averages; they approach 1. Each row has its own pair, so that the
-        # programs of a kernel, which process different rows, do not share them.
-        self.weights = torch.zeros(rows, 2, device=device)
-        self._rates = 1 - torch.tensor([MEAN_DECAY, SQUARE_DECAY], device=device)
-        self._ones = torch.ones(rows, 2, device=device)
-
-    @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The mean, the square and the weights."""
-        return self.mean, self.square, self.weights
-
-    def to(self, device: torch.device) -> None:
-        """Move to the model's device."""
-        if self.mean.device != device:
-            self.mean, self.square, self.weights = (tensor.to(device) for tensor in self.tensors)
-            self._rates, self._ones = self._rates.to(device), self._ones.to(device)
-
-    def update(self, gradient: Tensor, alive: Tensor, moves: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Add a gradient; return the mean (rows, K) and the root-mean-square of each row (rows, 1), bias-corrected.
-
-        moves: (rows, 1), a mask of the rows to update; None for all.
-        """
-        square = gradient.double().square().sum(-1, keepdim=True) / alive.sum(-1, keepdim=True)
-        before = None if moves is None else [tensor.clone() for tensor in self.tensors]
-        self.mean.lerp_(gradient, 1 - MEAN_DECAY)
-        self.square.lerp_(square, 1 - SQUARE_DECAY)
-        self.weights.lerp_(self._ones, self._rates)
-        if moves is not None and before is not None:
-            for now, old in zip(self.tensors, before, strict=True):
-                now.copy_(torch.where(moves, now, old))
-        mean_weight, square_weight = self.weights.split_with_sizes([1, 1], dim=1)
-        return self.mean / mean_weight, (self.square / square_weight).sqrt().float().clamp_min(_SMALLEST_SIZE)
-
-    def reset(self) -> None:
-        for tensor in self.tensors:
-            tensor.zero_()
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"mean": self.mean, "square": self.square, "weights": self.weights}
-
-
 def before_step(
     router: Router,
-    running: RunningGradient,
-    evidence: Evidence,
+    statistics: RoundStatistics,
     step_size: Tensor,
     step: Step,
-    scaling: Scaling | None,
+    factors: Tensor | None,
 ) -> None:
     """Correct the gradients of the logits that the stepping optimizer holds or, if the Schedule moves the logits, move
     them.
 
-    evidence: the advantages of this step are added to it.
+    statistics: the gradients and advantages of this step are added to them.
     step_size: a scalar; only used if the Schedule moves the logits.
+    factors: see `Step.factors`.
 
     The number of operations does not depend on the depth, and none synchronizes with the device, so a CUDA graph can
     capture them.
@@ -125,11 +74,10 @@ def before_step(
         return
     if not router.ready or all(site.logits.grad is None for site in step.sites):
         return
-    running.to(router.device)
-    evidence.to(router.device)
+    statistics.to(router.device)
     with torch.no_grad():
         update = _fused_update if router.runs_fused() else _update
-        changes = update(router, running, evidence, step_size, step.factors(scaling))
+        changes = update(router, statistics, step_size, factors)
         if router.config.policy.moves_logits:
             _move_logits(router, step, changes)
             skip(router, step)
@@ -166,13 +114,12 @@ def _replace_gradients(router: Router, step: Step, changes: list[Tensor]) -> Non
 
 def _update(
     router: Router,
-    running: RunningGradient,
-    evidence: Evidence,
+    statistics: RoundStatistics,
     step_size: Tensor,
     factors: Tensor | None,
     sensitivity: Tensor | None = None,
 ) -> list[Tensor]:
-    """Update the running averages and the evidence. Return the change to subtract from each site's logits, flat, or
+    """Update the statistics. Return the change to subtract from each site's logits, flat, or
     its corrected gradient if the optimizer moves the logits.
 
     factors: see `Step.factors`.
@@ -184,10 +131,12 @@ def _update(
     if factors is not None:
         moves = factors != 0
         gradient = torch.where(moves, gradient * factors, 0.0)
-    evidence.add(router.shared(_advantage(router, gradient)), moves if moves is None else router.shared(moves.float()))
+    statistics.add(
+        router.shared(_advantage(router, gradient)), moves if moves is None else router.shared(moves.float())
+    )
     if policy.correction == "clip_logit_gradient":
         gradient = corrections.clip_rows(gradient, policy.clip)
-    mean, size = running.update(gradient, alive, moves)
+    mean, size = statistics.average(gradient, alive, moves)
     change = mean if policy.moves_logits else gradient
     if policy.pulls_logits:
         target = _target(router, router.sensitivity() if sensitivity is None else sensitivity, alive)
@@ -212,7 +161,7 @@ def _advantage(router: Router, gradient: Tensor) -> Tensor:
 
 
 def _fused_update(
-    router: Router, running: RunningGradient, evidence: Evidence, step_size: Tensor, factors: Tensor | None
+    router: Router, statistics: RoundStatistics, step_size: Tensor, factors: Tensor | None
 ) -> list[Tensor]:
     """Return the result of `_update`, computed by one kernel if it supports the policy; on one rank, the kernel also
     averages the sensitivities."""
@@ -220,18 +169,14 @@ def _fused_update(
     from flexact.ops.triton import policy as policy_kernels
 
     if not policy_kernels.has_kernel(router.config.policy):
-        return _update(router, running, evidence, step_size, factors)
-
+        return _update(router, statistics, step_size, factors)
     policy = router.config.policy
-    pulls = policy.pulls_logits
-    temperatures = router.temperatures() if pulls and policy.lam == "temperature" else []
-    sensitivity = router.sensitivity() if pulls and rank_count() > 1 else None
-    values = [*router.gradients(), *temperatures]
-    calls = router.layout  # a placeholder: without sensitivities the kernel does not read it
-    if pulls:
-        start = router.size + len(temperatures)
-        flat, calls = router.gathered.flat(router.device, start, sensitivity)
-        values += flat
+    sensitivity: Tensor | None = None
+    flat: list[Tensor] = []
+    calls = router.layout  # without sensitivities the kernel does not read it
+    if policy.pulls_logits:
+        sensitivity = router.sensitivity() if rank_count() > 1 else None
+        flat, calls = router.gathered.flat(router.device, sensitivity)
     tables = policy_kernels.Tables(
         router.layout, calls, router.grouped_rows, router.group_starts, router.alive(), router.p, _q(router),
         router.width(), router.alpha, step_size, factors,
@@ -239,13 +184,15 @@ def _fused_update(
 
     def fused(values: Tensor) -> list[Tensor]:
         rates = (1 - MEAN_DECAY, 1 - SQUARE_DECAY)
-        found = policy_kernels.update(values, router.size, tables, running.tensors, evidence.tensors, rates, policy)
+        found = policy_kernels.update(
+            values, router.size, tables, statistics.averages, statistics.evidence, rates, policy
+        )
         return router.split_flat(found)
 
     def plain(_: Tensor) -> list[Tensor]:
-        return _update(router, running, evidence, step_size, factors, sensitivity)
+        return _update(router, statistics, step_size, factors, sensitivity)
 
-    return fallback.run(fused, plain, torch.cat(values))
+    return fallback.run(fused, plain, torch.cat([*router.gradients(), *router.temperatures(), *flat]))
 
 
 def _penalty(router: Router) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,8 +67,8 @@ def unwrapped(optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
-def checked_optimizer(optimizer: Optimizer, sites: Sequence[Site]) -> Optimizer:
-    """Return an optimizer without wrappers. Raise if it does not hold the logits, or decays logits that it moves."""
+def check_optimizer(optimizer: Optimizer, sites: Sequence[Site]) -> None:
+    """Raise if an optimizer does not hold the logits, or decays logits that it moves."""
     optimizer = unwrapped(optimizer)
     if not isinstance(optimizer, Optimizer):
         raise FlexActError(f"optimizer must be a torch.optim.Optimizer; got {type(optimizer).__name__}.")
@@ -77,12 +77,8 @@ def checked_optimizer(optimizer: Optimizer, sites: Sequence[Site]) -> Optimizer:
     if lost:
         raise FlexActError(
             f"the optimizer does not hold the logits of {len(lost)} of {len(sites)} sites ({', '.join(lost[:5])}). "
-            + (
-                "Muon takes matrices only, so a second optimizer, such as AdamW, must hold them: give that one to the "
-                "Schedule."
-                if type(optimizer).__name__ == "Muon"
-                else "Convert the model before you build the optimizer, and give it flexact.param_groups(model)."
-            )
+            "Convert the model before you build the optimizer, and give it flexact.param_groups(model). If it takes "
+            "matrices only, as Muon does, let a second optimizer hold the logits, and give that one to the Schedule."
         )
     moved = [site for site in sites if site.config.policy.logit_step == "optimizer"]
     decayed = [site for site in moved if decay[id(site.logits)] != 0]
@@ -92,7 +88,6 @@ def checked_optimizer(optimizer: Optimizer, sites: Sequence[Site]) -> Optimizer:
             f"({', '.join(site.label for site in decayed[:5])}), which this policy leaves to the optimizer. Give it "
             "flexact.param_groups(model, weight_decay=...) instead of model.parameters()."
         )
-    return optimizer
 
 
 def has_stepped(optimizer: Optimizer) -> bool:
@@ -103,19 +98,6 @@ def has_stepped(optimizer: Optimizer) -> bool:
         if on_device or count > 0 or state.get("momentum_buffer") is not None:
             return True
     return False
-
-
-class Scaling(NamedTuple):
-    """The attributes that a gradient scaler sets on an optimizer that unscales by itself, as fused ones do."""
-
-    found_inf: Tensor
-    scale: Tensor | float
-
-    @classmethod
-    def of(cls, optimizer: Optimizer) -> Scaling | None:
-        """Return the scaling of an optimizer's next step; None without a scaler."""
-        found_inf, scale = (vars(optimizer).get(name) for name in ("found_inf", "grad_scale"))
-        return None if found_inf is None else cls(found_inf, 1.0 if scale is None else scale)
 
 
 class Step:
@@ -133,15 +115,18 @@ class Step:
         by_row = [float(sign) for site, sign in signed for _ in range(site.rows)]
         self._signs = torch.tensor(by_row, device=router.device).unsqueeze(1)
 
-    def factors(self, scaling: Scaling | None) -> Tensor | None:
+    def factors(self, optimizer: Optimizer) -> Tensor | None:
         """Return the factors that turn the gradients into those of the minimized, unscaled loss, (rows, 1).
+
+        optimizer: one that unscales by itself, as fused ones do, has attributes that the gradient scaler sets.
 
         A factor is 0 in rows that the step does not move: the optimizer does not hold them, or the scaler skips the
         step. None means that all factors are 1, as in most runs.
         """
-        if scaling is None:
+        found_inf, scale = (vars(optimizer).get(name) for name in ("found_inf", "grad_scale"))
+        if found_inf is None:
             return None if self._is_plain else self._signs
-        return torch.where(scaling.found_inf == 0, self._signs / scaling.scale, 0.0)
+        return torch.where(found_inf == 0, self._signs / (1.0 if scale is None else scale), 0.0)
 
 
 class Steps:

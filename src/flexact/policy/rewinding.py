@@ -10,9 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
-from torch.optim.swa_utils import AveragedModel
 
 from flexact.errors import FlexActError
 from flexact.policy.optimizer_states import (
@@ -33,17 +31,17 @@ class StartingPoint:
     """The initial state of a run. `keep` copies it to host memory, and `restore` restores it in place.
 
     model: its parameters and buffers are kept, except those of its sites, whose picks survive a rewind.
-    optimizer: the optimizer, if it is known already; others are found at their first step.
     others: further objects to rewind with `state_dict` and `load_state_dict`, such as a learning-rate scheduler.
     wanted: whether the policy rewinds at all; otherwise nothing is kept.
+
+    The optimizers of the parameters are found at their first step.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer | None, others: Sequence[Any], wanted: bool) -> None:
+    def __init__(self, model: nn.Module, others: Sequence[Any], wanted: bool) -> None:
         self.rewound_at: int | None = None
         self._wanted, self._model = wanted, model
         _check_others(others, model)
         self._others = list(others) if wanted else []
-        self._given = [optimizer, *(_stepped_by(other) for other in self._others)]
         self._start: dict[str, Any] | None = None
         self._resumed = False
         """Whether the initial state is from a saved run. Optimizers that are found later have then stepped already."""
@@ -57,6 +55,16 @@ class StartingPoint:
         """Whether there is an initial state to restore."""
         return self._start is not None
 
+    @property
+    def others(self) -> list[str]:
+        """The types of the further objects to rewind."""
+        return [type(other).__name__ for other in self._others]
+
+    @property
+    def lacks_optimizer(self) -> bool:
+        """Whether there is an initial state, but no optimizer was found so far."""
+        return self.kept and not self._rates
+
     def keep(self, steps_after: int) -> None:
         """Copy the current state. steps_after: the number of steps between the commitment and the end of the run."""
         if not self._wanted:
@@ -68,37 +76,23 @@ class StartingPoint:
                 stacklevel=3,
             )
             return
-        absent = [name for name, tensor in _tensors(self._model).items() if is_lazy(tensor) or tensor.is_meta]
-        if absent:
-            raise FlexActError(
-                f"rewind=True needs the initial weights, but {absent[0]!r} has none yet. Before creating the Schedule, "
-                "run one batch through a lazy model, or load the weights of a model on the meta device."
-            )
         self._begin(self.save())
 
     def save(self) -> dict[str, Any]:
         """Return a copy in host memory of the weights and the states of the optimizers and the other objects. The
         optimizers' states are keyed by class and by the name of the parameter."""
         optimizers: dict[str, dict[str, dict[str, Any]]] = {}
-        tensors = _tensors(self._model)
         try:
             for optimizer in self._rates:
                 optimizers.setdefault(type(optimizer).__name__, {}).update(states_of(optimizer, self._names))
             others = [_saved(other) for other in self._others]
-            return {"tensors": host_copies(tensors), "optimizers": optimizers, "others": others}
-        except (MemoryError, RuntimeError) as error:
-            size = sum(local(tensor).nbytes for tensor in tensors.values()) / 2**20
+            return {"tensors": host_copies(_tensors(self._model)), "optimizers": optimizers, "others": others}
+        except (MemoryError, RuntimeError, ValueError) as error:  # a lazy module raises the last
             raise FlexActError(
-                f"a run that rewinds copies the weights ({size:,.0f} MiB) and the optimizer's state to host memory, "
-                f"and that failed: {error!s:.200}. Free host memory, or use FlexConfig(rewind=False)."
+                "a run that rewinds copies the weights and the optimizer's state to host memory, and that failed: "
+                f"{error!s:.300} Initialise all weights before creating the Schedule, free host memory, or use "
+                "FlexConfig(rewind=False)."
             ) from error
-
-    def equals(self, saved: Mapping[str, Any]) -> bool:
-        """Return whether a state that `save` returned has the initial weights."""
-        assert self._start is not None
-        names = dict(self._model.named_parameters()).keys() & saved["tensors"].keys()
-        initial, current = self._start["tensors"], saved["tensors"]
-        return all(torch.equal(local(current[name]), local(initial[name])) for name in names)
 
     def restore(self, step: int, saved: Mapping[str, Any] | None = None, stacklevel: int = 4) -> None:
         """Restore the initial state, or a state that `save` returned, in place, and clear the gradients. If the model
@@ -113,20 +107,13 @@ class StartingPoint:
             module.reshard()  # otherwise parameters that an evaluation left unsharded would be used instead
         now, derived = _tensors(self._model), _derived(self._model)
         _check_same(now, tensors, derived)
-        if not self._rates:
-            warnings.warn(
-                "no optimizer of torch.optim has stepped the weights, so no optimizer state was rewound with them. "
-                "Pass any other optimizer to Schedule(..., rewinds=[optimizer]).",
-                stacklevel=stacklevel,
-            )
         self._warn_of_rates(step, stacklevel + 1)
         for other, kept in zip(self._others, others, strict=True):
             other.load_state_dict(kept["state"])
+            if (stepped := _stepped_by(other)) is not None:
+                restore_groups(stepped, kept["groups"])
         for optimizer in self._rates:
             restore_states(optimizer, self._names, saved["optimizers"].get(type(optimizer).__name__, {}))
-        for other, kept in zip(self._others, others, strict=True):
-            if kept["groups"] is not None and (stepped := _stepped_by(other)) is not None:
-                restore_groups(stepped, kept["groups"])
         with torch.no_grad():
             for name, tensor in tensors.items():
                 if name not in derived or _shape(now.get(name)) == _shape(tensor):
@@ -137,43 +124,25 @@ class StartingPoint:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs to rewind. The tensors are not copied."""
-        if not self._wanted:
-            return {}
         start = None if self._start is None else self._start | {"optimizers": dict(self._start["optimizers"])}
-        return {"rewind": True, "rewound_at": self.rewound_at, "start": start}
+        return {"rewound_at": self.rewound_at, "start": start}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the initial state of the run to resume."""
-        if state.get("rewind", False) != self._wanted:
-            raise FlexActError(
-                f"the saved run {'does not rewind' if self._wanted else 'rewinds'}, but this one has "
-                f"FlexConfig(rewind={self._wanted}). Resume it with FlexConfig(rewind={not self._wanted})."
-            )
         if (start := state.get("start")) is None:
             self.forget()
         else:
-            self._load(start)
+            now = _tensors(self._model)
+            kept = {name: _sharded_like(tensor, now.get(name)) for name, tensor in start["tensors"].items()}
+            _check_same(now, kept, _derived(self._model))
+            self._resumed = True
+            self._begin(start | {"tensors": kept})
         self.rewound_at = state.get("rewound_at")
 
-    def _load(self, start: dict[str, Any]) -> None:
-        if len(start["others"]) != len(self._others):
-            raise FlexActError(
-                f"the saved run rewinds {len(start['others'])} further objects, but this one has {len(self._others)}. "
-                "Create the Schedule with the same rewinds=... as the saved run."
-            )
-        now = _tensors(self._model)
-        kept = {name: _sharded_like(tensor, now.get(name)) for name, tensor in start["tensors"].items()}
-        _check_same(now, kept, _derived(self._model))
-        self._resumed = True
-        self._begin(start | {"tensors": kept})
-
     def _begin(self, start: dict[str, Any]) -> None:
-        """Set the initial state, and add the optimizers that are known already; `note` adds the others."""
+        """Set the initial state, to which `note` adds the optimizers."""
         self._start = start
         self._names = {id(parameter): name for name, parameter in self._model.named_parameters()}
-        for optimizer in self._given:
-            if optimizer is not None:
-                self.note(optimizer)
 
     def forget(self) -> None:
         """Discard the initial state."""
@@ -193,7 +162,7 @@ class StartingPoint:
 
     def _warn_of_rates(self, step: int, stacklevel: int) -> None:
         """Warn if a learning rate has changed and nothing restores it."""
-        rewound = self._given[1:] + self._others
+        rewound = [*self._others, *(_stepped_by(other) for other in self._others)]
         for optimizer, first in self._rates.items():
             changed = [rates for rates in zip(learning_rates(optimizer), first, strict=False) if rates[0] != rates[1]]
             if changed and self.rewound_at is None and not any(one is optimizer for one in rewound):
@@ -212,31 +181,19 @@ def _check_others(others: Any, model: nn.Module) -> None:
             f"rewinds must be a list of objects with state_dict() and load_state_dict(); got {type(others).__name__}. "
             "Write rewinds=[scheduler], even for a single object."
         )
+    sites = {id(module) for module in model.modules() if isinstance(module, Site)}
     for other in others:
         if not all(callable(getattr(other, name, None)) for name in ("state_dict", "load_state_dict")):
             raise FlexActError(
                 f"rewinds has {other!r:.80}, but needs objects with state_dict() and load_state_dict(). Restart "
                 "anything else yourself when schedule.rewound_at == schedule.steps_done."
             )
-        if isinstance(other, nn.Module):
-            _check_module(other, model)
-
-
-def _check_module(other: nn.Module, model: nn.Module) -> None:
-    """Raise if a module to rewind has sites of this model, or averages the buffers of sites."""
-    sites = [module for module in other.modules() if isinstance(module, Site)]
-    own = {id(module) for module in model.modules()}
-    if any(id(site) in own for site in sites):
-        raise FlexActError(
-            f"rewinds has a {type(other).__name__} with sites of this model, so a rewind would undo their picks. The "
-            "model is rewound anyway: remove it. An averaged model in rewinds must be another object, such as "
-            "AveragedModel(model)."
-        )
-    if sites and isinstance(other, AveragedModel) and other.use_buffers:
-        raise FlexActError(
-            "rewinds has an AveragedModel with use_buffers=True, which averages the buffers of the sites. Weight "
-            "averaging must copy buffers, not average them: use AveragedModel(model, use_buffers=False)."
-        )
+        if isinstance(other, nn.Module) and any(id(module) in sites for module in other.modules()):
+            raise FlexActError(
+                f"rewinds has a {type(other).__name__} with sites of this model, so a rewind would undo their picks. "
+                "The model is rewound anyway: remove it. An averaged model in rewinds must be another object, such as "
+                "AveragedModel(model)."
+            )
 
 
 def _saved(other: Any) -> dict[str, Any]:

@@ -16,16 +16,16 @@ from flexact.errors import FlexActError
 from flexact.policy import checks
 from flexact.policy.elimination import Elimination, keep_originals
 from flexact.policy.initialisation import check_inits, initialise
-from flexact.policy.logit_updates import RunningGradient, before_step, skip
-from flexact.policy.optimizers import Scaling, Steps, checked_optimizer, has_stepped
+from flexact.policy.logit_updates import before_step, skip
+from flexact.policy.optimizers import Steps, check_optimizer, has_stepped
 from flexact.policy.rewinding import StartingPoint
 from flexact.policy.rounds import Plan, planned, planned_for
-from flexact.policy.step_hooks import listen, stop_listening
+from flexact.policy.step_hooks import listen
 from flexact.policy.trial import HeldOut, Trial, tries_candidates
 from flexact.routing.site import Site, version_of
 from flexact.routing.sites import one_router, sites_of
 
-VERSION = 2
+VERSION = 3
 
 
 class Schedule:
@@ -77,8 +77,7 @@ class Schedule:
         if not sites:
             raise FlexActError(f"this {type(model).__name__} has no FlexAct sites; call flexact.convert(model) first.")
         if optimizer is not None:
-            optimizer = checked_optimizer(optimizer, sites)
-        checks.warn_if_frozen(sites)
+            check_optimizer(optimizer, sites)
         logits = {id(site.logits) for site in sites}
         self._trains_weights = any(one.requires_grad and id(one) not in logits for one in model.parameters())
         self.steps_done = self._steps_lost = 0
@@ -88,16 +87,9 @@ class Schedule:
         self.config = self.router.config
         self._acts = self.config.policy.acts_before_steps
         self._step_size = torch.zeros((), device=self.router.device)
-        self._running = RunningGradient(self.router.rows, self.router.k, self.router.device)
         self._written: tuple[tuple[float, ...], list[int]] | None = None
         tries = self._trains_weights and tries_candidates(model, self.router, held_out is not None)
-        self._plan = (planned if network_steps is None else planned_for)(self.router.k, self.config, tries, steps)
-        self.total_steps = self._plan.total_steps
-        """The number of optimizer steps of the whole run."""
-        self.commit_step = self._plan.commit_step
-        """The step at which every site commits to its pick; past the end if the policy never commits."""
-        self.network_steps = self._plan.network_steps
-        """The number of steps that train the final network; all steps if nothing is rewound."""
+        self._follow((planned if network_steps is None else planned_for)(self.router.k, self.config, tries, steps))
         self._adds_steps = network_steps is not None
         """Whether the steps for picking are added to those that the user asked for."""
         self._held_out = None if held_out is None else HeldOut(held_out, model)
@@ -106,8 +98,7 @@ class Schedule:
                 "held_out compares candidates in a trial, but this run picks by a blend. A trial needs share='model', "
                 "the same candidates at every site, no warm-up, rewinding, and enough steps."
             )
-        self._elimination = Elimination(self.router, self.config, self.total_steps, self.commit_step)
-        self._start = StartingPoint(model, optimizer, rewinds, self._plan.rewinds)
+        self._start = StartingPoint(model, rewinds, self._plan.rewinds)
         self.router.trying = None  # a model that was copied during a trial still has it set
         self._trial: Trial | None = None
         """The trial of this run while it lasts; None if the run picks by a blend."""
@@ -117,7 +108,7 @@ class Schedule:
             if self._plan.rungs:
                 self._trial = self._new_trial()
                 if self._held_out is not None:
-                    self._held_out.check(self._trial.trying)
+                    self._held_out.check()
             if self._acts:
                 checks.warn_if_short(self._plan, network_steps)
             checks.warn_if_rates_end(rewinds, self._plan)
@@ -128,7 +119,8 @@ class Schedule:
         """Whether the run still picks, or has yet to rewind after the commitment."""
         self._warned: set[str] = set()
         self._start_step()
-        self._listen()
+        self.router.acting = id(self)  # if a model has several schedules, only the newest one acts
+        listen(self._action)
 
     @property
     def committed(self) -> bool:
@@ -165,7 +157,11 @@ class Schedule:
             self.steps_done += 1
             self.router.go_to(self.steps_done)
             return
-        for message in checks.omissions(self.router, self.steps_done, bool(self._stepped), self._adds_steps):
+        first_rewind = self._plan.rungs[0].until if self._plan.rungs else self.commit_step
+        rewinds_untrained = self._start.lacks_optimizer and (self.committed or self.steps_done + 1 >= first_rewind)
+        for message in checks.omissions(
+            self.router, self.steps_done, bool(self._stepped), self._adds_steps, rewinds_untrained
+        ):
             self._warn_once(message)
         if not self.committed:
             self._pick(loss)
@@ -185,14 +181,6 @@ class Schedule:
         if self._trial is None:
             diverged = self._step_blend(loss, step)
         elif step == 1 and loss is None and self._held_out is None and not self._adds_steps:
-            warnings.warn(
-                "this network has no normalisation layers, so a trial would pick better than a blend, but needs the "
-                "loss: call schedule.step(loss). Falling back to a blend; FlexConfig(pick_by='blend') avoids this "
-                "warning.",
-                stacklevel=3,
-            )
-            self._start.restore(step)
-            self._steps_lost = step
             self._blend_instead()
             return
         else:
@@ -210,24 +198,40 @@ class Schedule:
             return diverged
         if drops:
             if step == min(self._elimination.steps):
-                checks.warn_of_arbitrary_picks(self.router, self._running, bool(self._stepped), self._acts)
-            self._running.reset()  # the remaining candidates have gradients of another size
+                checks.warn_of_arbitrary_picks(
+                    self.router, self._elimination.statistics, bool(self._stepped), self._acts
+                )
             self._elimination.drop(step)
         if step in self._elimination.settled_after.values():
-            self._running.reset()  # before the weights settle, gradients favour candidates like the dropped one
-            self._elimination.evidence.reset()
+            # Before the weights settle, gradients favour candidates like the dropped one.
+            self._elimination.statistics.reset()
         return None
+
+    def _follow(self, plan: Plan) -> None:
+        self._plan = plan
+        self.total_steps = plan.total_steps
+        """The number of optimizer steps of the whole run."""
+        self.commit_step = plan.commit_step
+        """The step at which every site commits to its pick; past the end if the policy never commits."""
+        self.network_steps = plan.network_steps
+        """The number of steps that train the final network; all steps if nothing is rewound."""
+        self._elimination = Elimination(self.router, plan)
 
     def _blend_plan(self) -> Plan:
         """Return the plan of this run without a trial."""
         return planned(self.router.k, self.config, tries=False, total_steps=self.total_steps)
 
     def _blend_instead(self) -> None:
-        """Replace the trial by a blend of the same total number of steps."""
+        """After the first step of a trial: continue from the initial weights with a blend, which needs no loss."""
+        warnings.warn(
+            "this network has no normalisation layers, so a trial would pick better than a blend, but needs the loss: "
+            "call schedule.step(loss). Falling back to a blend; FlexConfig(pick_by='blend') avoids this warning.",
+            stacklevel=4,
+        )
+        self._start.restore(1, stacklevel=5)
+        self._steps_lost = 1
         self._trial = self.router.trying = None
-        self._plan = self._blend_plan()
-        self.commit_step, self.network_steps = self._plan.commit_step, self._plan.network_steps
-        self._elimination = Elimination(self.router, self.config, self.total_steps, self.commit_step)
+        self._follow(self._blend_plan())
         if not self._plan.rewinds:
             self._start.forget()
 
@@ -241,17 +245,10 @@ class Schedule:
             initialise(self.router.sites)
             self._steps_lost = self.steps_done
         self._start.forget()
-        stop_listening(self._action)
         self._picking = False
 
     def _new_trial(self) -> Trial:
         return Trial(self.router, self._start, self._plan.rungs, self._held_out)
-
-    def _listen(self) -> None:
-        """Call `_action` before optimizer steps. If a model has several schedules, only the newest one acts."""
-        if self._acts:
-            self.router.acting = id(self)
-        listen(self._action)
 
     def _action(self, stepping: Optimizer) -> Callable[[bool], None] | None:
         """What the policy does before this optimizer's step, if anything; called by a hook."""
@@ -278,8 +275,7 @@ class Schedule:
             skip(self.router, step)
         elif not again:
             self._step_size = self._step_size.to(self.router.device)
-            evidence = self._elimination.evidence
-            before_step(self.router, self._running, evidence, self._step_size, step, Scaling.of(stepping))
+            before_step(self.router, self._elimination.statistics, self._step_size, step, step.factors(stepping))
 
     @property
     def _ignores_gradients(self) -> bool:
@@ -295,39 +291,39 @@ class Schedule:
         weights are included."""
         progress = {"version": VERSION, "step": self.steps_done, "steps_lost": self._steps_lost}
         trial = {"blends": not self._plan.rungs, "trial": None if self._trial is None else self._trial.state_dict()}
-        tensors = {name: own.clone() for name, own in self._tensors().items()}
+        tensors = {name: own.clone() for name, own in self._elimination.state_dict().items()}
         return progress | self._identity(self._plan) | tensors | self._start.state_dict() | trial
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume a saved run. Load the model's state as well, before or after."""
-        fell_back = isinstance(state, dict) and state.get("blends") and self._plan.rungs  # it was given no loss
+        fell_back = isinstance(state, dict) and state.get("blends") and self._plan.rungs  # the saved run got no loss
         plan = self._blend_plan() if fell_back else self._plan
-        checks.check_run(state, VERSION, self._identity(plan), self._tensors())
+        shapes = {name: tuple(own.shape) for name, own in self._elimination.state_dict().items()}
+        checks.check_run(state, VERSION, self._identity(plan) | shapes)
         self._start.load_state_dict(state)
         if fell_back:
-            self._blend_instead()
-        for name, own in self._tensors().items():
-            own.copy_(state[name])
+            self._follow(plan)
+        for name, own in self._elimination.state_dict().items():
+            own.copy_(state[name])  # in place, since a captured CUDA graph uses them
         self.steps_done, self._steps_lost = state["step"], state["steps_lost"]
         self._trial = self.router.trying = None
         if (trial := state.get("trial")) is not None:
             self._trial = self._new_trial()
             self._trial.load_state_dict(trial)
         self._picking = True
-        self._listen()  # the hook may have been removed at the commitment
         self._start_step()
-
-    def _tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of the state, which are written in place, since a captured CUDA graph uses them."""
-        return self._running.state_dict() | self._elimination.state_dict()
 
     def _identity(self, plan: Plan) -> dict[str, Any]:
         """Return what a resumed run must have in common with the saved one: its length, the steps at which it drops
-        candidates (in a trial, counted per candidate), and which sites pick together."""
-        elimination = Elimination(self.router, self.config, plan.total_steps, plan.commit_step)
-        drops = [rung.until for rung in plan.rungs] or sorted(elimination.steps)
-        steps = {"total_steps": plan.total_steps, "network_steps": plan.network_steps}
-        return steps | {"drops": drops, "groups": checks.groups(self.router)}
+        candidates (in a trial, counted per candidate), which sites pick together, and what is rewound."""
+        groups = [object() if site.group is None else site.group for site in self.router.sites]
+        return {
+            "network_steps": plan.network_steps,
+            "total_steps": plan.total_steps,
+            "drops": [rung.until for rung in plan.rungs] or sorted(Elimination(self.router, plan).steps),
+            "groups": [groups.index(group) for group in groups],
+            "rewinds": plan.rewinds and self._start.others,
+        }
 
     def _start_step(self) -> None:
         """Set the temperature, the step size and the correction weight of the next step, and draw its noise."""

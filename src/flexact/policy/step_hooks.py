@@ -21,17 +21,13 @@ _listening: dict[weakref.WeakMethod[Method], None] = {}
 
 
 def listen(method: Method) -> None:
-    """Call a method before each step of any optimizer, until `stop_listening` or until its object is deleted.
+    """Call a method before each step of any optimizer, until its object is deleted.
 
     method: receives the optimizer, and returns an action to run once the step's gradients are computed, or None. The
     action is told whether they were already computed once in the same step; LBFGS computes them several times.
     """
     _register()
     _listening[weakref.WeakMethod(method, lambda reference: _listening.pop(reference, None))] = None
-
-
-def stop_listening(method: Method) -> None:
-    _listening.pop(weakref.WeakMethod(method), None)
 
 
 @functools.cache

@@ -24,13 +24,12 @@ from flexact.policy.rounds import Rung
 from flexact.routing.call_statistics import mean_over_ranks
 from flexact.routing.random_state import same_random_state
 from flexact.routing.router import Router
-from flexact.routing.sharding import local
 from flexact.routing.site import Site
 
 COMPARED_PART = 1 / 3
 """The fraction of a candidate's steps in a rung, counted from its end, over which its loss is averaged."""
 HELD_OUT_LOSSES = 7
-"""The number of held-out losses that are measured in these steps."""
+"""The most held-out losses that are measured in these steps."""
 
 
 class HeldOut:
@@ -41,12 +40,8 @@ class HeldOut:
             raise FlexActError(f"held_out must be a function that returns a held-out loss; got {function!r:.80}.")
         self._function, self._model = function, model
 
-    def loss(self, candidate: str, training_loss: Tensor | float | None) -> float:
-        """Return the current held-out loss, or infinity if the network with this candidate has diverged.
-
-        training_loss: the loss of the current step; None if it is not known. If the held-out loss is NaN, but this one
-        and all weights are finite, the data are at fault, and an error is raised.
-        """
+    def loss(self) -> float:
+        """Return the current held-out loss. It may be NaN or infinite if the network has diverged."""
         modes = {module: module.training for module in self._model.modules()}
         self._model.eval()
         try:
@@ -58,21 +53,15 @@ class HeldOut:
         try:
             if isinstance(value, bool | str | bytes):
                 raise TypeError
-            number = float(value)
+            return float(value)
         except (TypeError, ValueError, RuntimeError):
             raise FlexActError(f"held_out must return one number, a mean loss; got {value!r:.80}.") from None
-        if not math.isnan(number):
-            return number
-        weights = (local(parameter.detach()) for parameter in self._model.parameters())
-        if (training_loss is not None and not math.isfinite(float(training_loss))) or not all(map(_is_finite, weights)):
-            return math.inf
-        raise FlexActError(f"held_out returned NaN for {candidate!r}. Check its data, or leave out the candidate.")
 
-    def check(self, candidate: str) -> None:
+    def check(self) -> None:
         """Measure the loss once before the run. Raise if it is not finite."""
         with same_random_state():
-            value = self.loss(candidate, None)
-        if math.isinf(value):
+            value = self.loss()
+        if not math.isfinite(value):
             raise FlexActError(
                 f"held_out returned {value} for the initial weights. Check its data and the weights. To resume a run, "
                 "you can load the state of the model after creating the Schedule."
@@ -115,24 +104,19 @@ class Trial:
         self.steps += 1
         rung = self._rungs[self._rung]
         left, compared = rung.until - self.steps, max(3, COMPARED_PART * (rung.until - rung.start))
-        if self._held_out is None:
-            value = loss if left < compared else None
-        else:
-            value = self._held_out.loss(self.trying, loss) if _takes_held_out(left, compared) else None
+        value: Tensor | float | None = None
+        if left < compared:
+            if self._held_out is None:
+                value = loss
+            elif left % math.ceil(compared / HELD_OUT_LOSSES) == 0:
+                value = self._held_out.loss()
         if value is not None:
             # A copy, since a captured CUDA graph writes the next loss to the same memory.
             own = torch.as_tensor(-value if maximizes else value).detach().float().reshape(()).clone()
             self._losses.setdefault(self._candidate, []).append(own)
         if left > 0:
             return None
-        self._saved[self._candidate] = saved = self._start.save()
-        if len(self._saved) == 1 and self._start.equals(saved):
-            warnings.warn(
-                f"the weights of this model have not changed in its first {self.steps} steps, so the candidates cannot "
-                "be compared, and the pick is arbitrary. Call optimizer.step() before schedule.step(loss), with an "
-                "optimizer of this model's parameters.",
-                stacklevel=4,
-            )
+        self._saved[self._candidate] = self._start.save()
         self._index, self.steps = self._index + 1, rung.start
         if self._index == len(self._left):
             ranked = self._ranked()
@@ -145,11 +129,6 @@ class Trial:
             initialise(self._router.sites, self._candidate)
         self._router.trying = None if self._router.committed else self._candidate
         return None
-
-    @property
-    def trying(self) -> str:
-        """The name of the candidate that is being trained."""
-        return self._router.sites[0].candidates[self._candidate]
 
     @property
     def _candidate(self) -> int:
@@ -220,12 +199,6 @@ def _trial_order(site: Site) -> list[int]:
             "one in a trial starts from the current weights. Add 'original', or use pick_by='blend'."
         )
     return order
-
-
-def _takes_held_out(left: int, compared: float) -> bool:
-    """Return whether to measure a held-out loss with `left` steps to go in a rung whose last `compared` steps count."""
-    part = max(compared / HELD_OUT_LOSSES, 1.0)
-    return left == 0 or (left < compared and int(left / part) != int((left - 1) / part))
 
 
 def _is_finite(losses: Tensor) -> bool:

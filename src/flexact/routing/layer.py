@@ -88,11 +88,6 @@ class FlexAct(Site):
                 f"{self.label} got {got}; activations need a real floating-point tensor "
                 "(float64, float32, bfloat16 or float16). Convert it first, for example with h.float()."
             )
-        if h.layout is not torch.strided or h.is_nested:
-            raise FlexActError(
-                f"{self.label} got {'a nested' if h.is_nested else 'a sparse'} tensor; activations need a dense one. "
-                "Convert it first, for example with h.to_padded_tensor(0.0) or h.to_dense()."
-            )
         if h.device != self.logits.device:
             raise FlexActError(
                 f"{self.label} is on {self.logits.device} but got a tensor on {h.device}; move the model or the "

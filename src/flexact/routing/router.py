@@ -27,8 +27,6 @@ def _state_of(site: Site) -> tuple[int, int] | None:
     """Return the id of a site's logits and how often they were written to; None if they are sharded, because FSDP
     replaces the tensor during a forward. Reading `_parameters` is many times faster than an attribute of the module."""
     logits = site._parameters.get("logits")
-    if type(logits) is nn.Parameter and not logits.is_inference():
-        return id(logits), logits._version
     return None if logits is None or is_sharded(logits) else (id(logits), version_of(logits))
 
 
@@ -66,7 +64,7 @@ class Router(SiteTables):
         for index, site in enumerate(sites):
             site.router, site.index, site.table_rows = self, index, slice(start, start + site.rows)
             start += site.rows
-        self.gathered = Gathered(self.rows, self.k)
+        self.gathered = Gathered(self.rows, self.k, start=sum(site.rows * site.k + 1 for site in sites))
         self._device: torch.device | None = None
         self._read: list[tuple[int, int] | None] = [None] * len(sites)
         self._alive: Tensor | None = None

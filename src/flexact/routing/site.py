@@ -76,7 +76,7 @@ class Site(nn.Module):
         self.register_buffer("dropped_at", torch.full((self.rows, self.k), ALIVE))
         self.register_buffer("evidence", torch.full((self.rows, self.k, 3), math.nan))
         self.register_buffer("temperature", torch.tensor(config.policy.temperature))
-        self.register_buffer("signature", torch.tensor([signature(key) for key in self.keys]))
+        self.register_buffer("signature", torch.tensor(self._signature()))
         self.width = 1  # elements per sample and row in the last training forward
         self.register_load_state_dict_pre_hook(Site.check_state)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(Site.note_loaded)  # type: ignore[no-untyped-call]
@@ -119,7 +119,7 @@ class Site(nn.Module):
     @torch.no_grad()
     def restore_original(self, step: int) -> None:
         """Reset the logits and commit to the original, even if it was dropped."""
-        local(self.logits).copy_(own_part(self._initial_logits().to(self.dropped_at.device), self.logits))
+        self._reset_logits()
         self.dropped_at[:, self.original_index] = ALIVE
         self.evidence[:, self.original_index] = math.nan
         self.commit(step, self.original_index)
@@ -128,13 +128,15 @@ class Site(nn.Module):
     def _reset(self) -> None:
         """Give logits and buffers their initial values. It is not called `reset_parameters`, because users
         call that method on every module to retrain a network, and would lose the picks."""
-        device = self.dropped_at.device
-        local(self.logits).copy_(own_part(self._initial_logits().to(device), self.logits))
+        self._reset_logits()
         self.dropped_at.fill_(ALIVE)
         self.evidence.fill_(math.nan)
         self.temperature.fill_(self.config.policy.temperature)
-        self.signature.copy_(torch.tensor([signature(key) for key in self.keys]))
+        self.signature.copy_(torch.tensor(self._signature()))
         self.update_alive()
+
+    def _reset_logits(self) -> None:
+        local(self.logits).copy_(own_part(self._initial_logits().to(self.dropped_at.device), self.logits))
 
     def at_start(self) -> bool:
         """Return whether the logits have their initial values."""
@@ -146,9 +148,14 @@ class Site(nn.Module):
         logits = whole(self.logits.detach()).view(self.rows, self.k)
         return bool(logits.masked_fill(self.dropped_at >= 0, 0.0).isfinite().all())
 
+    def scores(self) -> Tensor:
+        """Return the logits, (rows, K), with NaN as the lowest number and −∞ for dropped candidates."""
+        logits = whole(self.logits.detach()).view(self.rows, self.k)
+        return logits.nan_to_num(nan=torch.finfo(logits.dtype).min).masked_fill(self.dropped_at >= 0, -torch.inf)
+
     def likeliest(self) -> Tensor:
-        """Return the index of each row's likeliest candidate that is not dropped, (rows,), even if logits are NaN."""
-        return self.pi().nan_to_num(nan=0.0).masked_fill(self.dropped_at >= 0, -1.0).argmax(-1)
+        """Return the index of each row's likeliest candidate that is not dropped, (rows,)."""
+        return self.scores().argmax(-1)
 
     def drop(self, dropped: Tensor, step: int, evidence: Tensor | None = None) -> None:
         """Drop candidates. Each row must keep at least one; the last one is its pick.
@@ -159,31 +166,30 @@ class Site(nn.Module):
         dropped = dropped.to(alive.device) & alive
         if not bool((alive & ~dropped).any(-1).all()):
             raise FlexActError(f"{self.label} must keep at least one candidate of {self.candidates}.")
+        if not bool(dropped.any()):
+            return
         if evidence is not None:
             self.evidence.copy_(torch.where(dropped.unsqueeze(-1), evidence.to(self.evidence), self.evidence))
         self.dropped_at.masked_fill_(dropped, step)
         self.update_alive()
 
-    def drop_weakest(self, step: int, evidence: Tensor | None = None, protected: Tensor | None = None) -> None:
-        """Drop the least likely candidate of each row that has more than one left.
+    def keep(self, count: int, step: int, evidence: Tensor | None = None, protected: Tensor | None = None) -> None:
+        """Drop all but the likeliest candidates of each row.
 
-        protected: (rows,), a mask of the rows whose original must not be dropped.
+        count: how many each row keeps. evidence: as for `drop`. protected: (rows,), a mask of the rows that keep their
+        original in any case.
         """
-        alive = self.dropped_at < 0
-        out = ~alive
+        scores = self.scores()
         if protected is not None and self.original_index >= 0:
-            out[:, self.original_index] |= protected.to(out.device)
-        weakest = self.pi().nan_to_num(nan=0.0).masked_fill(out, torch.inf).argmin(-1)
-        dropped = nn.functional.one_hot(weakest, self.k).bool() & (alive.sum(-1, keepdim=True) > 1)
-        self.drop(dropped, step, evidence)
+            alive = self.dropped_at[:, self.original_index] < 0
+            scores[:, self.original_index].masked_fill_(protected.to(alive.device) & alive, torch.inf)
+        kept = scores.argsort(stable=True)[:, -count:]
+        self.drop(torch.ones_like(scores, dtype=torch.bool).scatter(1, kept, False), step, evidence)
 
-    def commit(self, step: int = 0, candidate: int | Tensor | None = None, evidence: Tensor | None = None) -> None:
-        """Commit each row to its likeliest candidate, or to the given one: an index, or one per row, (rows,).
-
-        evidence: as for `drop`.
-        """
-        picks = self.likeliest() if candidate is None else torch.as_tensor(candidate).expand(self.rows)
-        self.drop(~nn.functional.one_hot(picks, self.k).bool(), step, evidence)
+    def commit(self, step: int = 0, candidate: int | None = None) -> None:
+        """Commit all rows to one candidate, by index, or each to its likeliest one."""
+        picks = self.likeliest() if candidate is None else torch.tensor(candidate).expand(self.rows)
+        self.drop(~nn.functional.one_hot(picks, self.k).bool(), step)
 
     @property
     def original_index(self) -> int:
@@ -198,13 +204,20 @@ class Site(nn.Module):
             self.router.resumes |= len(self.alive) < self.k or not self.at_start()
 
     def update_alive(self) -> None:
-        """Update what is derived from `dropped_at`."""
-        self._alive_version = version_of(self.dropped_at)
-        self.router.alive_changed()
+        """Update what is derived from `dropped_at`. Raise if the buffers were averaged like weights: they hold
+        decisions, which cannot be averaged."""
         if self.dropped_at.is_meta:
             alive = torch.ones(self.rows, self.k, dtype=torch.bool, device="cpu")
         else:
             alive = (self.dropped_at < 0).cpu()
+            if self.signature.tolist() != self._signature() or not bool(alive.any(-1).all()):
+                raise FlexActError(
+                    f"the buffers of {self.label} have values that are invalid for a FlexAct. Weight averaging must "
+                    "copy buffers, not average them: use AveragedModel(model, use_buffers=False), or load the state of "
+                    "the model itself."
+                )
+        self._alive_version = version_of(self.dropped_at)
+        self.router.alive_changed()
         self.alive = tuple(torch.nonzero(alive.any(0)).flatten().tolist())
         committed = bool((alive.sum(-1) == 1).all())
         self._set_aside("picked", self._plain(alive.long().argmax(-1).tolist()) if committed else None)
@@ -213,57 +226,34 @@ class Site(nn.Module):
         """Update the site if its buffers were written to, for example by weight averaging."""
         dropped_at = self._buffers["dropped_at"]
         assert dropped_at is not None
-        if self._alive_version == version_of(dropped_at) or dropped_at.is_meta or is_wrapped(dropped_at):
-            return
-        self.check_buffers()
-        self.update_alive()
-
-    def check_buffers(self) -> None:
-        """Raise if the buffers were averaged like weights: they hold decisions, which cannot be averaged."""
-        if self.dropped_at.is_meta:
-            return
-        sound = self.signature.tolist() == [signature(key) for key in self.keys]
-        if not sound or not bool((self.dropped_at < 0).any(-1).all()):
-            raise FlexActError(
-                f"the buffers of {self.label} have values that are invalid for a FlexAct. Weight averaging must copy "
-                "buffers, not average them: use AveragedModel(model, use_buffers=False), or load the state of the "
-                "model itself."
-            )
+        if self._alive_version != version_of(dropped_at) and not (dropped_at.is_meta or is_wrapped(dropped_at)):
+            self.update_alive()
 
     def check_state(self, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
         """Raise if the entries of a state under this prefix do not fit this site. Also runs before loading a state."""
         state = f"the state of site {prefix[:-1] or 'FlexAct'!r}"
         own = self._parameters | self._buffers
         found = {name: state_dict[prefix + name] for name in own if prefix + name in state_dict}
-        for name, value in found.items():
-            if not isinstance(value, Tensor):
-                raise FlexActError(f"{state} has a {type(value).__name__} for {name}, not a tensor: it is damaged.")
-        saved, dropped_at, temperature = (found.get(name) for name in ("signature", "dropped_at", "temperature"))
-        if saved is None or dropped_at is None:
+        if not all(isinstance(value, Tensor) for value in found.values()):
+            raise FlexActError(f"{state} has values that are not tensors: it is damaged.")
+        if not {"signature", "dropped_at"} <= found.keys():
             return  # torch reports missing keys itself
-        if saved.tolist() != [signature(key) for key in self.keys]:
+        if (saved := found["signature"].flatten().tolist()) != self._signature():
             names = {signature(name): name for name in known_names()}
-            had = ", ".join(names.get(number, "an unregistered function") for number in saved.flatten().tolist())
+            had = ", ".join(names.get(number, "an unregistered function") for number in saved)
             raise FlexActError(
                 f"{state} was saved with the candidates {had}; this model has {', '.join(self.candidates)}. Build it "
                 "with the same candidates, in the same order."
             )
-        if dropped_at.dim() and dropped_at.shape[0] != self.rows:
-            raise FlexActError(
-                f"{state} has picks for {dropped_at.shape[0]} rows; this model has {self.rows}. Build it with the same "
-                "granularity and channels."
-            )
         for name, value in found.items():
             if value.shape != (shape := getattr(self, name).shape):
                 raise FlexActError(
-                    f"{state} has {name} of shape {tuple(value.shape)}; this model has {tuple(shape)}. Load the "
-                    "state of a model converted in the same way."
+                    f"{state} has {name} of shape {tuple(value.shape)}; this model has {tuple(shape)}. Convert the "
+                    "model in the same way, with the same granularity and channels."
                 )
-        if bool((dropped_at >= 0).all(-1).any()):
-            raise FlexActError(f"{state} has every candidate dropped: it is damaged.")
-        if temperature is not None and not temperature.is_meta and not float(temperature) > 0:
+        if bool((found["dropped_at"] >= 0).all(-1).any()) or not found.get("temperature", 1) > 0:
             raise FlexActError(
-                f"{state} has the temperature {float(temperature)}, but it must be above 0: it is damaged, or was "
+                f"{state} has every candidate dropped, or a temperature that is not above 0: it is damaged, or was "
                 "saved by a run that diverged."
             )
 
@@ -285,6 +275,9 @@ class Site(nn.Module):
     def _set_aside(self, name: str, module: nn.Module | None) -> None:
         """Store a module as an attribute without registering it as a child."""
         object.__setattr__(self, name, module)
+
+    def _signature(self) -> list[int]:
+        return [signature(key) for key in self.keys]
 
     def _initial_logits(self) -> Tensor:
         logits = torch.zeros(self.rows, self.k)

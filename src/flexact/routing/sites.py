@@ -12,7 +12,6 @@ from torch import nn
 from flexact.errors import FlexActError
 from flexact.routing.layer import FlexAct
 from flexact.routing.router import Router
-from flexact.routing.site import Site
 
 
 def sites_of(model: nn.Module) -> list[FlexAct]:
@@ -23,15 +22,7 @@ def sites_of(model: nn.Module) -> list[FlexAct]:
     return sorted(found, key=lambda site: site.index) if len(routers_of(found)) == 1 else found
 
 
-def bound_sites(model: nn.Module) -> Sequence[Site]:
-    """Return `sites_of`, without iterating over all modules if the model itself was converted."""
-    for hook in model._forward_pre_hooks.values() if isinstance(model, nn.Module) else ():
-        if isinstance(hook, Router):
-            return hook.sites
-    return sites_of(model)
-
-
-def routers_of(sites: Sequence[Site]) -> list[Router]:
+def routers_of(sites: Sequence[FlexAct]) -> list[Router]:
     """Return the routers of these sites, each once. A converted model has one; standalone sites have one each."""
     return list({id(site.router): site.router for site in sites}.values())
 
@@ -60,15 +51,9 @@ def one_router(model: nn.Module, sites: list[FlexAct]) -> Router:
                 "converted together; give the Schedule the whole model."
             )
         return routers[0]
-    first = sites[0].config.to_dict()
-    for site in sites[1:]:
-        fields = site.config.to_dict().items()
-        differing = [name for name, value in fields if name != "candidates" and value != first[name]]
-        if differing:
-            raise FlexActError(
-                f"the sites of one model must have the same config, but differ in {', '.join(differing)}. Only their "
-                "candidates may differ."
-            )
+    first = sites[0].config
+    if any(dataclasses.replace(site.config, candidates=first.candidates) != first for site in sites):
+        raise FlexActError("the sites of one model must have the same config; only their candidates may differ.")
     return bind(model, sites)
 
 
@@ -88,15 +73,9 @@ def groups_of(sites: list[FlexAct], group_of: Callable[[str], Hashable] | None) 
             f"share put none of the {len(sites)} sites into a group: it returned None for "
             f"{', '.join(site.name for site in sites[:5])}. Return the same value for sites that are to pick together."
         )
-    candidates: dict[Hashable, FlexAct] = {}
+    first_of: dict[Hashable, FlexAct] = {}
     for site, group in zip(sites, groups, strict=True):
-        try:
-            first = candidates.setdefault(group, site)
-        except TypeError:
-            raise FlexActError(
-                f"share returned {group!r:.80} for {site.name}, which cannot be a group. Return a string, a number, a "
-                "tuple of these, or None."
-            ) from None
+        first = first_of.setdefault(group, site)
         if group is not None and first.keys != site.keys:
             raise FlexActError(
                 f"share put {first.name} and {site.name} into the group {group!r}, but their candidates differ: "

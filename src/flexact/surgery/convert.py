@@ -260,7 +260,6 @@ def _sites_or_error(model: nn.Module, verb: str) -> list[FlexAct]:
         raise FlexActError(f"{verb} needs a torch.nn.Module; got {model!r}.")
     sites = sites_of(model)
     for site in sites:
-        site.check_buffers()
         site.update_alive()  # averaging weights, as in an EMA, may overwrite buffers unnoticed
     if not sites:
         raise FlexActError(

@@ -133,7 +133,7 @@ def test_a_form_that_does_not_compile_is_refused_by_name(device: torch.device) -
 def test_an_invalid_form_is_refused_at_registration() -> None:
     with pytest.raises(FlexActError, match=r"must be a function with the decorator triton\.jit"):
         register_candidate("bump", bump, triton=bump)
-    with pytest.raises(FlexActError, match="must take one argument, the input; it takes x, y"):
+    with pytest.raises(FlexActError, match="takes one argument, the input"):
         register_candidate("bump", bump, triton=two_arguments_form)
     register_candidate("bump", bump, triton=bump_form)
     register_candidate("bump_again", bump, triton=bump_form)

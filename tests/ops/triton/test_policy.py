@@ -10,6 +10,7 @@ import runpy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -26,9 +27,8 @@ from flexact.ops import dispatch
 from flexact.ops.triton import policy as policy_kernels
 from flexact.ops.triton.launch import CannotBuild, Launch
 from flexact.policy import logit_updates as policy
-from flexact.policy.evidence import Evidence
-from flexact.policy.logit_updates import RunningGradient
-from flexact.policy.optimizers import Scaling, Step
+from flexact.policy.evidence import RoundStatistics
+from flexact.policy.optimizers import Step
 from flexact.routing import call_statistics as gathering
 from flexact.routing.sites import bind
 
@@ -73,10 +73,9 @@ class Sites:
         self.sites = [site(k, rows, flat(**changes)).to(device) for k, rows in sizes]
         self.router = bind(nn.ModuleList(self.sites), self.sites)
         self.router.scheduled = True
-        self.running = RunningGradient(self.router.rows, self.router.k, device)
-        self.evidence = Evidence(self.router.rows, self.router.k, device)
+        self.statistics = RoundStatistics(self.router.rows, self.router.k, device)
         self.step = Step(self.router, (1,) * len(self.sites))
-        self.scaling: Scaling | None = None
+        self.optimizer: Any = SimpleNamespace()
         with torch.no_grad():
             for one in self.sites:
                 one.logits.copy_(self.normal(one.logits.numel()))
@@ -111,14 +110,14 @@ class Sites:
 
     def act(self, step_size: float | Tensor = 0.05) -> None:
         step = torch.as_tensor(step_size, device=self.device)
-        policy.before_step(self.router, self.running, self.evidence, step, self.step, self.scaling)
+        factors = self.step.factors(self.optimizer)
+        policy.before_step(self.router, self.statistics, step, self.step, factors)
 
     def state(self) -> list[Tensor]:
         """Returns everything that a step changes, with zeros for missing gradients."""
         logits = [one.logits for one in self.sites]
         gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in logits]
-        tables = [*self.running.state_dict().values(), *self.evidence.state_dict().values()]
-        return [torch.cat(logits).detach(), torch.cat(gradients), *tables]
+        return [torch.cat(logits).detach(), torch.cat(gradients), *self.statistics.state_dict().values()]
 
 
 def site(k: int, rows: int, config: FlexConfig) -> FlexAct:
@@ -221,8 +220,8 @@ def test_the_policy_equals_plain_torchs(changes: dict[str, Any], logit_step: str
             ours.drop()
             theirs.drop()
         if step == 2:
-            ours.running.reset()
-            theirs.running.reset()
+            ours.statistics.reset()
+            theirs.statistics.reset()
 
 
 @pytest.mark.parametrize(
@@ -237,12 +236,12 @@ def test_the_step_of_an_optimizer_that_maximizes_or_holds_some_of_the_sites_equa
         infinite, scale = torch.tensor(found_inf, device=device), torch.tensor(1000.0, device=device)
         for sites in (ours, theirs):
             sites.step = Step(sites.router, (1, -1, 0, 1, -1))
-            sites.scaling = Scaling(infinite, scale) if scaled else None
+            sites.optimizer = SimpleNamespace(found_inf=infinite, grad_scale=scale) if scaled else SimpleNamespace()
         one_step(ours, step)
         with plain_torch():
             one_step(theirs, step)
         assert_alike(ours.state(), theirs.state())
-    assert ours.evidence.count.max() == (2 if scaled else 3)
+    assert ours.statistics.count.max() == (2 if scaled else 3)
 
 
 @settings(max_examples=12)
@@ -305,10 +304,9 @@ def test_a_saved_running_gradient_resumes(device: torch.device) -> None:
     ours, resumed = Sites(device), Sites(device)
     for sites in (ours, resumed):
         one_step(sites, 1)
-    resumed.running = RunningGradient(resumed.router.rows, resumed.router.k, device)
-    for own, saved in ((resumed.running, ours.running), (resumed.evidence, ours.evidence)):
-        for tensor, kept in zip(own.tensors, saved.tensors, strict=True):
-            tensor.copy_(kept)
+    resumed.statistics = RoundStatistics(resumed.router.rows, resumed.router.k, device)
+    for name, tensor in resumed.statistics.state_dict().items():
+        tensor.copy_(ours.statistics.state_dict()[name])
     for sites in (ours, resumed):
         one_step(sites, 2)
     assert all(torch.equal(own, other) for own, other in zip(ours.state(), resumed.state(), strict=True))
@@ -445,7 +443,7 @@ def test_a_cuda_graph_of_both_reads_what_the_schedule_writes() -> None:
         for one, own, gradient in zip(sites.sites, statistics, gradients, strict=True):
             sites.router.gathered.add(one.table_rows.start, own)
             one.logits.grad = gradient
-        policy.before_step(sites.router, sites.running, sites.evidence, step_size, sites.step, None)
+        policy.before_step(sites.router, sites.statistics, step_size, sites.step, None)
 
     def write(sites: Sites, step: int) -> None:
         sites.router.go_to(step)

@@ -36,7 +36,7 @@ _ROWS = 8
 _WARPS = 1
 """Warps per program. With more, a thread could load a running average after another thread has updated it."""
 
-# The same constants as in `flexact.routing.corrections` and `flexact.policy.logit_updates`.
+# The same constants as in `routing.corrections`, `policy.evidence` and `policy.logit_updates`.
 _TINY = tl.constexpr(1e-30)
 _SMALLEST_SIZE = tl.constexpr(torch.finfo(torch.float32).tiny)
 _SMALLEST_NORM = tl.constexpr(1e-100)
@@ -96,8 +96,8 @@ def update(
     """Return the changes to subtract from the logits.
 
     The result is flat, without padding. The running averages and the evidence are updated in place.
-    values: all gradients, `size` numbers; then, if λ is the temperature, one temperature per site; then the
-    sensitivities of each call, (its rows, its candidates).
+    values: all gradients, `size` numbers; then one temperature per site; then the sensitivities of each call,
+    (its rows, its candidates).
     running: the mean (rows, K), the square (rows, 1), and the bias-correction weights of both (rows, 2).
     evidence: the count (rows, 1), the total (rows, K) and the products (rows, K, K).
     rates: the weights of a new gradient in the running mean, and of its square in the running square.
@@ -261,7 +261,7 @@ def _averages(
 ):  # fmt: skip
     """Update the running averages of the rows that move; return the mean and the root mean square of all rows, with
     bias correction."""
-    wide = gradient.to(tl.float64)  # as in `flexact.policy.logit_updates`
+    wide = gradient.to(tl.float64)  # as in `flexact.policy.evidence`
     count = tl.sum(alive.to(tl.float32), axis=1, keep_dims=True)
     square = tl.sum(wide * wide, axis=1, keep_dims=True) / count
     mean = _averaged(mean_ptr + row * k + column, gradient, mean_rate, moves & (column < k))
