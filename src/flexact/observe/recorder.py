@@ -75,8 +75,7 @@ class Recorder:
             self._path = path_of(path, "a history")
             self.history = history.to_continue(self._path, resume, overwrite)
             self._check_sites(set(now.by_site))
-        self._recorded: set[tuple[str, str | None]] = set()
-        """The drops that were recorded, as (site, candidate), and the decisions, as (site, None)."""
+        self._recorded = _recorded(self.history)
         if live:
             self._outputs.append(LiveTable())
         if tensorboard is not None:
@@ -115,6 +114,7 @@ class Recorder:
             **numbers,
         }
         self.history.append(entry)
+        self._recorded |= _recorded([entry])
         if self._file is not None:
             self._file.write(json.dumps(entry) + "\n")
             self._file.flush()
@@ -132,27 +132,25 @@ class Recorder:
             )
 
     def _news(self, now: Selection) -> dict[str, Any]:
-        """The drops and decisions that this Recorder has not recorded yet. A site that picks per channel has decided if
+        """The drops and decisions that no record has yet. A site that picks per channel has decided if
         all channels have."""
         news: dict[str, Any] = {DROPS: {}, DECISIONS: {}}
         for row in now:
             drops = {name: _drop(row, name) for name in row.dropped if (row.key, name) not in self._recorded}
             if drops:
                 news[DROPS][row.key] = drops
-                self._recorded |= {(row.key, name) for name in drops}
         for site, rows in now.by_site.items():
             if all(row.committed for row in rows) and (site, None) not in self._recorded:
                 decided = all(row.decided for row in rows)
                 rivals = {"original": rows[0].original, "runner_up": rows[0].runner_up if len(rows) == 1 else None}
                 news[DECISIONS][site] = rivals | {"decided": decided}
-                self._recorded.add((site, None))
         return {name: value for name, value in news.items() if value}
 
     def rewind(self, step: int) -> None:
         """Remove what was recorded after a step, to resume from an earlier checkpoint."""
         last = value_checks.integer("step", step)
         self.history = [entry for entry in self.history if entry["step"] <= last]
-        self._recorded.clear()
+        self._recorded = _recorded(self.history)
         if self._file is not None:
             self._rewrite()
 
@@ -193,6 +191,12 @@ class Recorder:
         lines = [_header(self.model), *self.history]
         write_whole(self._path, "".join(json.dumps(line) + "\n" for line in lines))
         self._file = self._path.open("a", encoding="utf-8")
+
+
+def _recorded(records: history.Records) -> set[tuple[str, str | None]]:
+    """The drops that records have, as (site, candidate), and the decisions, as (site, None)."""
+    drops = {(site, name) for entry in records for site, one in entry.get(DROPS, {}).items() for name in one}
+    return drops | {(site, None) for entry in records for site in entry.get(DECISIONS, {})}
 
 
 def _mean(rows: Sequence[Row]) -> dict[str, float]:

@@ -150,7 +150,7 @@ def test_a_kept_network_loads(protocol: Protocol, glue_folder: Path, tmp_path: P
         ({"candidates": ("relu", "tahn")}, "unknown candidate 'tahn'"),
         (
             {"changes": {"policy": {"logit_step_sizes": 1}}},
-            "unknown config field 'logit_step_sizes'; did you mean 'logit_step_size'",
+            "unknown field of Policy 'logit_step_sizes'; did you mean 'logit_step_size'",
         ),
     ],
 )
