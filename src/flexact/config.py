@@ -17,7 +17,7 @@ VERSION = 2
 _type_hints = functools.cache(get_type_hints)
 
 SMALLEST_TEMPERATURE = 1e-6
-"""Minimum temperature, at which the likeliest candidate already has all of the probability."""
+"""Minimum temperature, at which the likeliest candidate already has practically all of the probability."""
 
 PAPER_CANDIDATES = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
 DEFAULT_CANDIDATES = (ORIGINAL, "relu", "gelu", "silu", "elu", "tanh")
@@ -70,8 +70,8 @@ class Policy:
     """How far the Schedule moves a logit with a perfectly consistent gradient in one round. In the first round, which
     has no settling phase, it is 1/(1 − settle) times as far."""
     settle: float = 0.5
-    """The fraction of each round but the first, from its start, in which the Schedule does not move the logits, so that
-    the weights adapt to the last drop."""
+    """The initial fraction of each round after the first in which the Schedule does not move the logits, so that the
+    weights can adapt to the last drop."""
 
     @classmethod
     def paper(cls, **changes: Any) -> Policy:
@@ -164,7 +164,8 @@ class FlexConfig:
     """Maximum steps per elimination round. The remaining steps of the run train the picks. None: 350 if sites pick
     together, otherwise 400. "fill": the rounds fill the time until `commit_at`."""
     commit_at: float | None = 0.7
-    """The latest commitment, as a fraction of the run; from then on each site runs only its pick. None: never."""
+    """The latest point of the commitment, as a fraction of the run. After it, each site runs only its pick. None: never
+    commit."""
     rewind: bool | None = None
     """Whether the commitment restores the initial weights and optimizer state, so that the rest of the run trains the
     picks from the start. A copy of the initial weights is kept in host memory until then. None: rewind if at least half
@@ -190,7 +191,7 @@ class FlexConfig:
 
     @classmethod
     def paper(cls, **changes: Any) -> FlexConfig:
-        """The paper's configuration: its five candidates and policy, a commitment half-way, no elimination.
+        """The paper's configuration: its five candidates and policy, a commitment halfway, no elimination.
 
         Where the paper is ambiguous, this is the reading whose results are closest to its tables;
         benchmarks/readings.py compares the readings, and results/paper_readings.csv has the results.

@@ -1,4 +1,4 @@
-"""Tests the table of packages in CONTRIBUTING.md."""
+"""Tests the tables and the diagrams in CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -23,3 +23,15 @@ def test_every_module_in_the_diagrams_exists() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     for name in re.findall(r"\[((?:routing|policy|surgery|cli)\.\w+)", text):
         assert (ROOT / "src" / "flexact" / f"{name.replace('.', '/')}.py").is_file(), name
+
+
+def test_every_name_in_the_table_of_changes_is_in_a_file_of_its_row() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = text.partition("| to change | edit |\n| --- | --- |\n")[2].partition("\n\n")[0].splitlines()
+    assert rows
+    for row in rows:
+        names = re.findall(r"`([\w/.]+)`", row.split("|")[2])
+        sources = [(ROOT / "src/flexact" / name).read_text(encoding="utf-8") for name in names if name.endswith(".py")]
+        assert sources, row
+        for name in names:
+            assert name.endswith(".py") or any(re.search(rf"\b{name}\b", source) for source in sources), name

@@ -172,7 +172,7 @@ def test_a_long_list_of_activations_is_shortened() -> None:
 
 def test_converting_twice_is_refused() -> None:
     model = convert(mlp(), "1")
-    with pytest.raises(FlexActError, match="converted once"):
+    with pytest.raises(FlexActError, match="converted only once"):
         convert(model, "4")
 
 

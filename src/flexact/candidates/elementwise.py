@@ -1,6 +1,7 @@
-"""Activations that torch has no module for: functions, modules, and the derivatives that are too long for `candidates`.
+"""Activations that torch has no module for: functions, modules, and the derivatives that are too long for `BUILT_IN`.
 
-`hardsigmoid` replaces torch's, which has no second derivative; `gelu_tanh_derivative` avoids an overflow in torch's.
+`hardsigmoid` replaces torch's function, which has no second derivative; `gelu_tanh_derivative` avoids an overflow in
+torch's derivative.
 
 A derivative takes the input and the value. At a kink it equals what autograd computes for the function.
 """
@@ -60,7 +61,7 @@ def clipped_gelu(h: Tensor) -> Tensor:
 
 
 def clipped_gelu_derivative(h: Tensor, value: Tensor) -> Tensor:
-    """The derivative of GELU up to 10, and 0 beyond."""
+    """The derivative of GELU up to 10, and 0 above."""
     slope: Tensor = torch.ops.aten.gelu_backward((h <= GELU_LIMIT).to(h.dtype), h)
     return slope
 
@@ -120,7 +121,7 @@ def _module_type(name: str, function: Callable[[Tensor], Tensor]) -> type[_Eleme
 ReLUSquared = _module_type("ReLUSquared", relu_squared)
 StarReLU = _module_type("StarReLU", star_relu)
 Sine = _module_type("Sine", torch.sin)
-"""It has no frequency: scale the weights of the layer before it instead."""
+"""It has no frequency parameter: scale the weights of the layer before it instead."""
 Snake = _module_type("Snake", snake)
 QuickGELU = _module_type("QuickGELU", quick_gelu)
 ClippedGELU = _module_type("ClippedGELU", clipped_gelu)

@@ -23,7 +23,7 @@ _Kinds = tuple[tuple[str, dict[str, Any]], ...]
 
 
 def _own_modules() -> dict[str, _Kinds]:
-    """Return the module type of each built-in candidate, with its settings; two candidates are an nn.GELU."""
+    """Return the built-in candidates by the path of their module type, with their settings; two share nn.GELU."""
     found: dict[str, _Kinds] = {}
     for own in BUILT_IN:
         module = own.module()
@@ -65,7 +65,7 @@ _MODULES: dict[str, _Kinds] = {
     "transformers.activations.SqrtSoftplusActivation": (("sqrt_softplus", {}),),
 }
 
-# Functions, and the module types that compute the same. torch.sin is left out: most models that call it use it for
+# Functions, and the module types that compute the same. torch.sin is left out, because most models that call it compute
 # positional encodings.
 _FUNCTIONS: dict[Callable[..., Any], Callable[..., nn.Module]] = {
     getattr(home, name + suffix): build
@@ -108,7 +108,7 @@ def is_activation_type(cls: type) -> bool:
 
 def key_of(module: nn.Module) -> str:
     """Return the name of the candidate whose function a module computes with its settings, or the key of the module's
-    own function (see `candidates.original`)."""
+    own function (see `registry.original`)."""
     for name, settings in _MODULES.get(_type_path(type(module)), ()):
         if all(plain_setting(getattr(module, key)) == value for key, value in settings.items()):
             return name

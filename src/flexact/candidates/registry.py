@@ -1,7 +1,7 @@
 """The candidates: value, exact derivative, and the module that replaces a site.
 
 A candidate is elementwise. Its derivative is given the input *and* the value, so that sigmoid, tanh and the like need
-no second exponential. At a kink (relu at 0) the derivative is the one torch's own backward uses.
+no second exponential. At a kink, such as that of relu at 0, the derivative is the one that torch's own backward uses.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SELU_SCALE = 1.0507009873554804934193349852946
 
 @dataclass(frozen=True)
 class Candidate:
-    """One function a site can pick."""
+    """A function that a site can pick."""
 
     name: str
     function: Callable[[Tensor], Tensor]
@@ -68,12 +68,13 @@ def _by_autograd(function: Callable[[Tensor], Tensor], h: Tensor, value: Tensor)
 
 
 def _one(h: Tensor) -> Tensor:
-    """An upstream gradient of ones, with which torch's backward operators return the derivative; it takes no memory."""
+    """Return an upstream gradient of ones, for which torch's backward operators return the derivative; it takes no
+    memory."""
     return h.new_ones(()).expand_as(h)
 
 
 def _slope_of_shrinkage(h: Tensor, a: Tensor) -> Tensor:
-    """1 outside of ±0.5. torch's own backward operator cannot be compiled for dynamic shapes."""
+    """Return 1 outside ±0.5, and 0 inside. torch's own backward operator cannot be compiled for dynamic shapes."""
     return (~(h.abs() <= 0.5)).to(h.dtype)
 
 
@@ -121,7 +122,7 @@ ALIASES = {
     "swish": "silu",
     "hard_swish": "hardswish",
     "hard_sigmoid": "hardsigmoid",
-    "celu": "elu",  # with its α of 1
+    "celu": "elu",  # with its default α, which is 1
     "gelu_python": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
@@ -304,7 +305,8 @@ def _check_function(name: str, fn: Callable[[Tensor], Tensor]) -> None:
 def _check_derivative(
     name: str, fn: Callable[[Tensor], Tensor], derivative: Callable[[Tensor, Tensor], Tensor]
 ) -> None:
-    """Compare with central differences. The points avoid round numbers, where functions usually have their kinks."""
+    """Raise if a derivative differs from central differences. The points avoid round numbers, where functions usually
+    have their kinks."""
     h = torch.linspace(-6.1234567, 6.2345678, 400, dtype=torch.float64)
     step = 1e-6
     numerical = (fn(h + step) - fn(h - step)) / (2 * step)
@@ -335,8 +337,8 @@ def _check_equal(what: str, h: Tensor, value: Any, expected: Tensor, allowed: in
 
 
 def _check_form(name: str, form: Any) -> None:
-    """Raise if a Triton form is not a Triton function of one argument, or if another form has the same
-    qualified name, by which Triton identifies functions in a kernel."""
+    """Raise if a Triton form is not a Triton function of one argument, or if another form has the same qualified name,
+    by which Triton identifies functions in a kernel."""
     function = getattr(form, "fn", None)
     if function is None or len(getattr(form, "arg_names", ())) != 1:
         raise FlexActError(

@@ -75,7 +75,7 @@ def runs_fused(h: Tensor, keys: tuple[str, ...], alive: Sequence[int]) -> bool:
 
 def _triton_takes(device: torch.device, keys: tuple[str, ...], recorded: bool) -> bool:
     """Return whether the kernels run on a device and have a form of each candidate; torch.compile cannot record the
-    forms of custom candidates. Raise if such a form is wrong."""
+    forms of custom candidates. Raise if the form of a custom candidate is wrong."""
     if dispatch.active(device).name != "triton":
         return False
     from flexact.ops.triton import basis, custom_forms  # need Triton

@@ -23,7 +23,7 @@ class Blending(NamedTuple):
 
 
 def packed(blending: Blending) -> tuple[Any, ...]:
-    """Return the fields as a custom operator takes them: it has no lists of strings, so the keys are joined."""
+    """Return the fields as a custom operator takes them. It accepts no list of strings, so the keys are joined."""
     *tensors, keys, alive, channel_dim, statistics = blending
     return *tensors, _SEPARATOR.join(keys), list(alive), channel_dim, statistics
 

@@ -21,7 +21,7 @@ SLOW = frozenset({"tanh", "elu", "selu", "mish"})
 
 
 def pairs(h: Tensor) -> dict[str, Pair]:
-    """Return, by name, candidates at h: the function of h, and the derivative from h and the value."""
+    """Return, by candidate, the function of h, and the derivative from h and the value; both are for this h only."""
     s = torch.sigmoid(h)
     q = 1 - s
     one, aten = h.new_ones(()).expand_as(h), torch.ops.aten

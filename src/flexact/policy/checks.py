@@ -1,4 +1,4 @@
-"""Checks of a Schedule's arguments and saved state, and warnings about picks with little or no evidence."""
+"""Checks of a Schedule's arguments and saved state, and warnings about runs that cannot pick well."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def check_loss(loss: Any) -> None:
 
 
 def divergence(loss: Tensor | float | None, sites: Sequence[Site]) -> str | None:
-    """Return why a blend has diverged; None if it has not. A loss on a device is not read, to avoid a sync.
+    """Return why a blend has diverged; None if it has not. A loss on a GPU is not read, to avoid a synchronization.
 
-    sites: the sites whose logits are checked, which synchronizes with the device.
+    sites: the sites whose logits are checked, which synchronizes with the GPU.
     """
     on_device = isinstance(loss, Tensor) and loss.device.type != "cpu"
     if loss is not None and not on_device and not math.isfinite(float(loss)):
@@ -55,9 +55,9 @@ def divergence(loss: Tensor | float | None, sites: Sequence[Site]) -> str | None
 
 
 def check_run(state: Any, version: int, own: Mapping[str, Any]) -> None:
-    """Raise if a state has another version, or if one of these properties differs in the run that it is from.
+    """Raise if a saved state has another version, or comes from a run with other properties.
 
-    own: the properties of the run that is to resume. Those of a tensor are its shape.
+    own: the properties of this run, which resumes the saved one; for a tensor, its shape.
     """
     if not isinstance(state, dict) or "version" not in state:
         raise FlexActError(f"not a Schedule's state: {state!r:.200}.")

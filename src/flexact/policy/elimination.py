@@ -40,7 +40,7 @@ class Elimination:
         """(rows,), True while no candidate has been significantly better than the original."""
 
     def drop(self, step: int) -> None:
-        """End a round: drop its weakest candidates."""
+        """End a round: drop the weakest candidates of every site."""
         sites = self._router.sites
         leader = torch.cat([site.likeliest() for site in sites])
         margin, error = self.statistics.leads(leader)
@@ -62,8 +62,8 @@ class Elimination:
         """Unprotect a site's original in the rows where it is significantly behind the leader.
 
         found: (rows, K, 3), this round's evidence, edited in place. An unprotected original keeps the evidence of the
-        round that unprotected it. A leader is only dropped if the original is kept instead, so its evidence becomes its
-        margin behind the original, which is negative if the leader was ahead.
+        round that unprotected it. The leader is dropped only if the original is kept instead, so the leader's evidence
+        becomes its margin behind the original, which is negative if the leader was ahead.
         """
         protected = self.protected[site.table_rows]
         unprotected = ~protected.to(found.device)

@@ -1,8 +1,9 @@
-"""The statistics of a round, and the evidence that one candidate is better: margins with their standard errors.
+"""The running means of the logit gradients, and the evidence of a round: margins with their standard errors.
 
 The advantage of a candidate is the derivative of the loss with respect to its weight in the blend, ⟨δ, a_k − x⟩ of
 Proposition 1: it is negative if a larger weight would lower the loss. The advantages of a site are scaled to a norm of
 1 at each step, so that a few large gradients do not dominate.
+
 The margin between two candidates is the difference of their advantages, averaged over the steps of a round. Divided by
 its standard error, it is a test statistic for which of the two lowers the loss more.
 """
@@ -17,6 +18,7 @@ from torch import Tensor
 
 MEAN_DECAY = 0.9
 SQUARE_DECAY = 0.99
+"""Decay per step of the running mean of the logit gradients, and of that of their squares."""
 _SMALLEST_SIZE = torch.finfo(torch.float32).tiny
 SIGNIFICANT = 2.0
 """A margin of at least this many standard errors is significant."""
@@ -59,8 +61,8 @@ class Contest:
 
 
 class RoundStatistics:
-    """What a round has shown of all rows so far. Each step updates the tensors in place, since a captured CUDA graph
-    writes to their memory.
+    """The statistics of all rows in the current round. Each step updates the tensors in place, since a captured CUDA
+    graph writes to their memory.
 
     mean (rows, K), square (rows, 1), weights (rows, 2): the running mean of the logit gradients, that of their squares,
     and the bias-correction weights of both, which approach 1.

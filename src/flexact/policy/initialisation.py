@@ -1,4 +1,5 @@
-"""Candidates' own initialisations of the layer before a site, applied when they start from the initial weights."""
+"""The initialisations that candidates bring for the layer before a site, applied when they start from the initial
+weights."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ def has_init(site: Site, k: int) -> bool:
 
 
 def check_inits(sites: Sequence[Site], rewinds: bool) -> None:
-    """Try each candidate's initialisation on a copy of the layer before it, so that it cannot fail in the middle of a
-    run, and warn of those that will not be applied."""
+    """Try each candidate's initialisation on a copy of the layer before the site, so that it cannot fail in the middle
+    of a run, and warn about initialisations that will not be applied."""
     brought = [(site, k) for site in sites for k in range(site.k) if has_init(site, k)]
     names = ", ".join(dict.fromkeys(site.candidates[k] for site, k in brought))
     if brought and not rewinds:
@@ -45,7 +46,8 @@ def check_inits(sites: Sequence[Site], rewinds: bool) -> None:
 
 
 def initialise(sites: Iterable[Site], candidate: int | None = None) -> None:
-    """Initialise the layer before each site whose rows all have one pick, or before all sites for one candidate.
+    """Initialise the layer before each site whose rows all have the same pick, or, for a given candidate, before all
+    sites.
 
     The random numbers are drawn with the config's seed, the same on every rank; torch's random state does not change.
     """
@@ -83,5 +85,6 @@ def _run(layer: nn.Module, site: Site, k: int) -> None:
     except Exception as error:
         raise FlexActError(
             f"the initialisation of {site.candidates[k]!r} raised {type(error).__name__} for the layer before "
-            f"{site.label}, {layer}: {error}. It takes a linear layer or a convolution, and changes it in place."
+            f"{site.label}, {layer}: {error}. An initialisation must change a given linear layer or convolution in "
+            "place."
         ) from error

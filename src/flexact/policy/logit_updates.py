@@ -1,9 +1,8 @@
-"""The penalty that the policy adds to the loss, and its update of the logits before an optimizer step.
+"""The KL penalty, which a training loop adds to the loss, and the update of the logits before an optimizer step.
 
 If the Schedule moves the logits (`Policy.logit_step`), how far they move in a round does not depend on the optimizer,
 the loss scale or the run length: a site's logit gradient is averaged over recent steps and divided by its running
-root-mean-square, so that its consistency matters, and its magnitude does not. In one elimination round, a logit can
-move by `Policy.logit_step_size`; in the first round, which has no settling phase, by 1/(1 − settle) times as much.
+root-mean-square (`flexact.policy.evidence`), so its consistency matters, and its magnitude does not.
 """
 
 from __future__ import annotations
@@ -119,8 +118,8 @@ def _update(
     factors: Tensor | None,
     sensitivity: Tensor | None = None,
 ) -> list[Tensor]:
-    """Update the statistics. Return the change to subtract from each site's logits, flat, or
-    its corrected gradient if the optimizer moves the logits.
+    """Update the statistics. Return the change to subtract from each site's logits, flat, or, if the optimizer moves
+    the logits, each site's corrected gradient.
 
     factors: see `Step.factors`.
     sensitivity: the means over all ranks, if they are already known; computing them is a collective operation.

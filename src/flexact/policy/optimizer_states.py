@@ -23,7 +23,7 @@ def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 def restore_groups(optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
     """Restore the hyperparameters that `groups_of` returned; a learning rate that is a tensor is restored in place.
-    Groups that were added since keep theirs."""
+    Groups that were added later keep theirs."""
     for group, kept in zip(optimizer.param_groups, groups, strict=False):
         for key, value in kept.items():
             group[key] = _copied_into(group.get(key), value)

@@ -118,10 +118,10 @@ class Step:
     def factors(self, optimizer: Optimizer) -> Tensor | None:
         """Return the factors that turn the gradients into those of the minimized, unscaled loss, (rows, 1).
 
-        optimizer: one that unscales by itself, as fused ones do, has attributes that the gradient scaler sets.
+        optimizer: a fused optimizer unscales the gradients itself, by attributes that the gradient scaler sets on it.
 
-        A factor is 0 in rows that the step does not move: the optimizer does not hold them, or the scaler skips the
-        step. None means that all factors are 1, as in most runs.
+        A factor is 0 in rows that the step does not move, because the optimizer does not hold them or the scaler skips
+        the step. None means that all factors are 1, as in most runs.
         """
         found_inf, scale = (vars(optimizer).get(name) for name in ("found_inf", "grad_scale"))
         if found_inf is None:

@@ -1,4 +1,4 @@
-"""StartingPoint: the initial state of a model, its optimizers and its learning-rate schedulers."""
+"""StartingPoint: the initial state of a model, its optimizers and its schedulers, to which a run rewinds."""
 
 from __future__ import annotations
 

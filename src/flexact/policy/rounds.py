@@ -81,7 +81,7 @@ def planned_for(k: int, config: FlexConfig, tries: bool, network_steps: int) -> 
     tries = bool(plan.rungs)  # fixed here, so that the longer run does not switch to a trial
     if plan.rewinds and not tries and never_commits:
         raise FlexActError(
-            f"network_steps={network_steps} need steps after the commitment, but commit_at={config.commit_at} leaves "
+            f"network_steps={network_steps} needs steps after the commitment, but commit_at={config.commit_at} leaves "
             "none. Give FlexConfig a smaller commit_at, or set rewind=False."
         )
     while plan.network_steps < network_steps:
@@ -124,7 +124,7 @@ def drops(k: int, config: FlexConfig, total_steps: int, commit_step: int) -> dic
 
 
 def rungs(k: int, config: FlexConfig, total_steps: int) -> list[Rung]:
-    """Return the rungs of a trial of k candidates. Half of them go on to the next rung, which ends at twice the steps.
+    """Return the rungs of a trial of k candidates. Half of them resume in the next rung, which ends at twice the steps.
 
     The last two candidates are compared after `FlexConfig.trial_steps`, or earlier if the run is short. Every rung has
     at least one step per candidate.

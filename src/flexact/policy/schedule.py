@@ -96,7 +96,7 @@ class Schedule:
         if held_out is not None and not (self._plan.rungs or self.committed):
             raise FlexActError(
                 "held_out compares candidates in a trial, but this run picks by a blend. A trial needs share='model', "
-                "the same candidates at every site, no warm-up, rewinding, and enough steps."
+                "the same candidates at every site, no warm-up, a rewind, and enough steps."
             )
         self._start = StartingPoint(model, rewinds, self._plan.rewinds)
         self.router.trying = None  # a model that was copied during a trial still has it set

@@ -27,9 +27,9 @@ from flexact.routing.router import Router
 from flexact.routing.site import Site
 
 COMPARED_PART = 1 / 3
-"""The fraction of a candidate's steps in a rung, counted from its end, over which its loss is averaged."""
+"""The last fraction of a candidate's steps in a rung, over which its loss is averaged."""
 HELD_OUT_LOSSES = 7
-"""The most held-out losses that are measured in these steps."""
+"""Maximum number of held-out losses that are measured in these steps."""
 
 
 class HeldOut:
@@ -103,19 +103,28 @@ class Trial:
             )
         self.steps += 1
         rung = self._rungs[self._rung]
-        left, compared = rung.until - self.steps, max(3, COMPARED_PART * (rung.until - rung.start))
-        value: Tensor | float | None = None
-        if left < compared:
-            if self._held_out is None:
-                value = loss
-            elif left % math.ceil(compared / HELD_OUT_LOSSES) == 0:
-                value = self._held_out.loss()
+        value = self._compared_loss(loss, rung)
         if value is not None:
             # A copy, since a captured CUDA graph writes the next loss to the same memory.
             own = torch.as_tensor(-value if maximizes else value).detach().float().reshape(()).clone()
             self._losses.setdefault(self._candidate, []).append(own)
-        if left > 0:
+        return None if self.steps < rung.until else self._switch(step, rung)
+
+    @property
+    def _candidate(self) -> int:
+        return self._left[self._index]
+
+    def _compared_loss(self, loss: Tensor | float | None, rung: Rung) -> Tensor | float | None:
+        """Return the training or held-out loss of this step if the candidates are compared by it; otherwise None."""
+        left, compared = rung.until - self.steps, max(3, COMPARED_PART * (rung.until - rung.start))
+        if left >= compared:
             return None
+        if self._held_out is None:
+            return loss
+        return self._held_out.loss() if left % math.ceil(compared / HELD_OUT_LOSSES) == 0 else None
+
+    def _switch(self, step: int, rung: Rung) -> str | None:
+        """Save the weights of this candidate, and restore those of the next one. See `step`."""
         self._saved[self._candidate] = self._start.save()
         self._index, self.steps = self._index + 1, rung.start
         if self._index == len(self._left):
@@ -124,15 +133,11 @@ class Trial:
                 return "the loss of every candidate is NaN or infinite"
             self._end_rung(step, ranked)
             self.steps = rung.until
-        self._start.restore(step, self._saved.get(self._candidate), stacklevel=5)
+        self._start.restore(step, self._saved.get(self._candidate), stacklevel=6)
         if self._candidate not in self._saved:
             initialise(self._router.sites, self._candidate)
         self._router.trying = None if self._router.committed else self._candidate
         return None
-
-    @property
-    def _candidate(self) -> int:
-        return self._left[self._index]
 
     def _end_rung(self, step: int, evidence_of: dict[int, tuple[float, float, float]]) -> None:
         """Drop the weaker candidates, and start the next rung with the others. evidence_of: see `_ranked`."""
@@ -169,7 +174,7 @@ class Trial:
             warnings.warn(
                 f"these candidates had a NaN or infinite loss in the trial and are dropped: {', '.join(diverged)}. "
                 "Lower the learning rate, or leave out the candidates that diverge.",
-                stacklevel=5,
+                stacklevel=6,
             )
         return {candidate: (*_difference(losses[candidate], best), float(len(best))) for candidate in order}
 

@@ -154,8 +154,8 @@ class _Method:
                 return []
 
     def _only_read(self, name: str, assignment: ast.AST) -> tuple[ast.Name | None, list[_Link]]:
-        """Return the only read of a variable's value; None unless it always follows the assignment. Also return the
-        reads that would see the value with other settings of the module, which take a deferred value once edited."""
+        """Return the only read of a variable's value; None unless it always follows the assignment. Also return edits
+        of the reads that only other settings of the module reach, so that they accept a deferred value."""
         scope = self.scope
         used = [one for one in scope.reads(name, assignment) if one not in scope.idle]
         others = [one for one in scope.reads(name, assignment, by_settings=False) if one not in used]

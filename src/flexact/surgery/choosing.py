@@ -1,4 +1,4 @@
-"""The activations of a model that become sites, and the reasons why the others do not."""
+"""Which models can be converted, which of their activations become sites, and why the others do not."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def check_convertible(model: nn.Module, verb: str) -> None:
         raise FlexActError(f"{verb} needs a torch.nn.Module; got {type(model).__name__}.")
     if any(isinstance(module, FlexAct) for module in model.modules()):
         raise FlexActError(
-            "this model has FlexAct sites already; a model is converted once. To choose other sites, convert a fresh "
-            "one."
+            "this model has FlexAct sites already, and a model can be converted only once. To choose other sites, "
+            "convert a newly built model."
         )
     for is_unsuitable, what in (
         (isinstance(model, torch.jit.ScriptModule), "a TorchScript module"),
@@ -135,8 +135,8 @@ def check_where(where: Any) -> None:
 
 
 def asked_for(findings: Findings, where: Where) -> dict[str, str]:
-    """Return what is left alone, and the reason, without the activation modules that `where` does not select. Of calls
-    that are left alone it is not known whether `where` selects them."""
+    """Return what is left alone, and the reason, without the activation modules that `where` does not select. Calls
+    that are left alone are always included, because it is not known whether `where` selects them."""
     left = [one for one in findings.all if one.reason]
     return {
         one.name or type(one.original).__name__: one.reason

@@ -63,9 +63,9 @@ def convert(
 
     where: "all", the hidden activations; "penultimate", the last of them; names or patterns ("layer4.*", "*.relu", a
     submodule's name for all in it), one or several; or f(name, module) -> bool. Gates and output activations (see
-    `surgery.roles`) are not hidden: "all" and "penultimate" skip them, and log their names at level INFO (the logger is
-    "flexact").
-    config: all settings of the method; the default is the best policy we know.
+    `surgery.roles`) are not hidden: "all" and "penultimate" skip them, and the logger "flexact" logs their names at
+    level INFO.
+    config: all settings of the method; by default the best configuration known.
     candidates: the names of the functions to pick from; short for `config=FlexConfig(candidates=...)`.
     example_inputs: what the model is called with (a tensor, a tuple, or a dictionary of keywords). With it, the order
     of the sites is that of execution rather than of definition, and channels are counted. A copy of the model is run

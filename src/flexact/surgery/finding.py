@@ -126,7 +126,7 @@ class Findings:
         return sorted(self._by_key.values(), key=lambda one: one.place)
 
     def leave_alone(self, name: str, reason: str, calls: Sequence[Call] = ()) -> None:
-        """Add a submodule that is an activation, or that makes some calls, as left alone."""
+        """Record that a submodule is left alone, as an activation or together with the calls that it makes."""
         owner = self._modules.get(name, self.model)
         kind: Kind = "module" if is_kind_of_activation(owner) else "call"
         place = self.places.get(name, ())
@@ -172,7 +172,7 @@ class Findings:
         one.calls += [call for call in self.readings[slot[0]].calls if call.child == attribute and not call.is_plain]
 
     def _look_into(self, name: str, owner: nn.Module) -> None:
-        """Add the calls and the stored functions of any other module."""
+        """Add the calls and the stored functions of a module that is not an activation."""
         reading, prefix, place = self.readings[id(owner)], f"{name}." if name else "", self.places[name]
         functions = {attribute: value for attribute, value in vars(owner).items() if is_activation_function(value)}
         # The calls that become sites of their own: those of functions, and with per_call those of any attribute that is

@@ -1,4 +1,4 @@
-"""Putting the picks of a trained network into a newly built one."""
+"""`load_picks`: reads the picks of a trained network, from a file or memory, and puts them into a newly built one."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def load_picks(model: nn.Module, picks: str | Path | Selection | Mapping[str, An
         raise FlexActError(
             f"{source} is from a run that had not committed to its picks yet. Resume that run "
             "(trainer.train(resume_from_checkpoint=...)) and load its final checkpoint, or pass "
-            "flexact.selection(model).to_dict() from after flexact.commit(model)."
+            "flexact.selection(model).to_dict(), taken after flexact.commit(model)."
         )
     restored = _restore_originals(model, description["original"] or _originals_of(model))
     try:

@@ -1,10 +1,10 @@
 """The role of an activation: hidden activation, gate, or output of the network.
 
-A sigmoid is always treated as a gate or an output. Any other function that saturates can be either: it is a gate if its
-result multiplies something, as in an LSTM cell, or divides it or is its exponent, and an output if the network returns
-its result. The result is followed through the source of the forwards, across expressions, methods and modules; the
-activation is hidden only if a layer uses the result. SiLU, GELU and ReLU are hidden activations even where they
-multiply, as in SwiGLU.
+A sigmoid is always treated as a gate or an output. Tanh and the other functions in `_SQUASHING` may be either: a gate
+if the result multiplies something, as in an LSTM cell, or divides it or is its exponent; an output if the network
+returns the result. The result is followed through the source of the forwards, across expressions, methods and modules;
+the activation is hidden only if a layer uses the result. All others, such as SiLU, GELU and ReLU, are hidden
+activations even where they multiply, as in SwiGLU.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ Lines = set[tuple[str, int, str]]
 class Watch(TorchFunctionMode):
     """Records the activations that run in a model and are not sites, by the name of the module that calls them.
 
-    known: the calls that need no record; sigmoids: whether sigmoids are activations. path: the name of the model in
-    the one that was converted. reported: the texts that were recorded before, which are not recorded again.
+    known: the calls that need no record. sigmoids: whether sigmoids are activations. path: the name of this model in
+    the converted one. reported: the texts that were recorded before, which are not recorded again.
     """
 
     def __init__(

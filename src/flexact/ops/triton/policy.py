@@ -2,8 +2,8 @@
 
 Both do little arithmetic on a (rows, K) table, so the cost is dominated by launches, of which plain torch needs about
 forty. `routing.router` and `policy.logit_updates` are the readable reference in plain torch, and the oracle of the
-tests. The logit step has a kernel only for policies that `has_kernel` accepts, as the default one; the others run in
-plain torch.
+tests. The logit step has a kernel only for policies that `has_kernel` accepts, such as the default one; the others run
+in plain torch.
 
 The numbers of all sites are concatenated without padding into one flat tensor, `values`. Two integer tables hold the
 offsets of each row in it:
@@ -36,8 +36,8 @@ _ROWS = 8
 _WARPS = 1
 """Warps per program. With more, a thread could load a running average after another thread has updated it."""
 
-# The same constants as in `routing.corrections`, `policy.evidence` and `policy.logit_updates`.
-_TINY = tl.constexpr(1e-30)
+# The same constants as in `policy.evidence` and `policy.logit_updates`.
+_SMALLEST_P = tl.constexpr(1e-30)
 _SMALLEST_SIZE = tl.constexpr(torch.finfo(torch.float32).tiny)
 _SMALLEST_NORM = tl.constexpr(1e-100)
 
@@ -73,10 +73,10 @@ def takes(logits: Tensor, k: int) -> bool:
 
 
 def has_kernel(policy: Policy) -> bool:
-    """Return whether the kernel supports a policy: its Schedule moves the logits, by gradients that are not clipped,
-    and its λ is a number."""
-    is_clipped = policy.correction in ("clip_logit_gradient", "clipped_norm_kl")
-    return policy.moves_logits and not is_clipped and policy.lam != "temperature"
+    """Return whether the kernel supports a policy: its Schedule moves the logits, its correction clips nothing, and its
+    λ is a number."""
+    is_supported = policy.correction in ("none", "grad_norm_kl", "output_norm")
+    return policy.moves_logits and is_supported and policy.lam != "temperature"
 
 
 def draw(values: Tensor, layout: Tensor, alive: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -220,7 +220,7 @@ def _add(pointer, new, mask):
 def _advantage(gradient, p_ptr, inside):
     """Return each row's advantages, scaled to a norm of 1."""
     p = tl.load(p_ptr, inside, other=1.0)
-    advantage = gradient.to(tl.float64) / tl.where(p < _TINY, _TINY, p).to(tl.float64)
+    advantage = gradient.to(tl.float64) / tl.where(p < _SMALLEST_P, _SMALLEST_P, p).to(tl.float64)
     norm = tl.sqrt(tl.sum(advantage * advantage, axis=1, keep_dims=True))
     smallest = tl.full(norm.shape, _SMALLEST_NORM, tl.float64)
     return (advantage / tl.where(norm < smallest, smallest, norm)).to(tl.float32)
