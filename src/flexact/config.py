@@ -153,10 +153,10 @@ class FlexConfig:
     share: Literal["model", "site"] = "model"
     """"model": sites with the same candidates pick together, with their combined evidence. "site": each picks alone."""
     trial_steps: int = 420
-    """The number of steps after which the last two candidates of a trial are compared."""
+    """The number of steps after which the last two candidates of a trial are compared; fewer in a short run."""
     eliminate: Literal[Eliminate, None] = None
-    """What a blend drops at the end of a round, until one candidate is left at the commitment: the weaker "half" of the
-    candidates, the weakest "one", or "none" before the commitment. None: "half" if sites pick together, else "one"."""
+    """What a blend drops at the end of a round: the weaker "half" of the candidates, the weakest "one", or "none" until
+    the commitment. None: "half" if sites pick together, else "one"; without a commitment, "none"."""
     warmup: float = 0.0
     """The fraction of the run before elimination and annealing start. With init="original" and logits that the Schedule
     moves, every site runs only its original function until then."""
@@ -164,8 +164,7 @@ class FlexConfig:
     """Maximum steps per elimination round. The remaining steps of the run train the picks. None: 350 if sites pick
     together, otherwise 400. "fill": the rounds fill the time until `commit_at`."""
     commit_at: float | None = 0.7
-    """The latest point of the commitment, as a fraction of the run. After it, each site runs only its pick. None: never
-    commit."""
+    """The latest commitment, as a fraction of the run. After it, each site runs only its pick. None: never commit."""
     rewind: bool | None = None
     """Whether the commitment restores the initial weights and optimizer state, so that the rest of the run trains the
     picks from the start. A copy of the initial weights is kept in host memory until then. None: rewind if at least half
@@ -252,7 +251,7 @@ class FlexConfig:
 
     @property
     def elimination(self) -> Eliminate:
-        """What a blend drops at the end of a round; see `eliminate`."""
+        """As `eliminate`, with None resolved."""
         if self.eliminate is not None:
             return self.eliminate
         if self.commit_at is None:

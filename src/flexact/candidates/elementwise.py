@@ -1,7 +1,6 @@
 """Activations that torch has no module for: functions, modules, and the derivatives that are too long for `BUILT_IN`.
 
-`hardsigmoid` replaces torch's function, which has no second derivative; `gelu_tanh_derivative` avoids an overflow in
-torch's derivative.
+`hardsigmoid` replaces F.hardsigmoid, which has no second derivative; `gelu_tanh_derivative` avoids torch's overflow.
 
 A derivative takes the input and the value. At a kink it equals what autograd computes for the function.
 """

@@ -68,8 +68,7 @@ def _by_autograd(function: Callable[[Tensor], Tensor], h: Tensor, value: Tensor)
 
 
 def _one(h: Tensor) -> Tensor:
-    """Return an upstream gradient of ones, for which torch's backward operators return the derivative; it takes no
-    memory."""
+    """Return an upstream gradient of ones in no memory; with it, torch's backward operators return the derivative."""
     return h.new_ones(()).expand_as(h)
 
 
@@ -305,8 +304,8 @@ def _check_function(name: str, fn: Callable[[Tensor], Tensor]) -> None:
 def _check_derivative(
     name: str, fn: Callable[[Tensor], Tensor], derivative: Callable[[Tensor, Tensor], Tensor]
 ) -> None:
-    """Raise if a derivative differs from central differences. The points avoid round numbers, where functions usually
-    have their kinks."""
+    """Raise if a derivative differs from central differences."""
+    # These points are not round numbers, where functions usually have their kinks.
     h = torch.linspace(-6.1234567, 6.2345678, 400, dtype=torch.float64)
     step = 1e-6
     numerical = (fn(h + step) - fn(h - step)) / (2 * step)

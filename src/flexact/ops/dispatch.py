@@ -34,7 +34,7 @@ MOST_CANDIDATES = 16
 
 
 class Active(NamedTuple):
-    """The implementation that runs, and why no faster one does ("" if it is the fastest)."""
+    """The implementation that runs, and the reason if a user may expect another one, otherwise ""."""
 
     name: Kernels
     reason: str
@@ -101,10 +101,8 @@ def has_compiler() -> bool:
 
 @functools.cache
 def _why_unsupported(device: torch.device, interpreting: bool) -> str:
-    """Return why this machine cannot run the Triton kernels on a device; empty if it can.
-
-    Cached, because every call of a site needs it, and it is slow.
-    """
+    """Return why this machine cannot run the Triton kernels on a device; empty if it can. Cached, because every call of
+    a site needs it."""
     if device.type != "cuda" and not interpreting:
         return f"Triton's kernels run on CUDA tensors, not on {device.type}"
     if importlib.util.find_spec("triton") is None:

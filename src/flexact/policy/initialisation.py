@@ -1,5 +1,4 @@
-"""The initialisations that candidates bring for the layer before a site, applied when they start from the initial
-weights."""
+"""Candidates' own initialisations of the layer before a site, for a start from the initial weights."""
 
 from __future__ import annotations
 
@@ -85,6 +84,5 @@ def _run(layer: nn.Module, site: Site, k: int) -> None:
     except Exception as error:
         raise FlexActError(
             f"the initialisation of {site.candidates[k]!r} raised {type(error).__name__} for the layer before "
-            f"{site.label}, {layer}: {error}. An initialisation must change a given linear layer or convolution in "
-            "place."
+            f"{site.label}, {layer}: {error}. It must change a given linear layer or convolution in place."
         ) from error

@@ -137,10 +137,8 @@ class Steps:
         self._known: weakref.WeakKeyDictionary[Optimizer, tuple[object, Step | None]] = weakref.WeakKeyDictionary()
 
     def of(self, optimizer: Optimizer) -> Step | None:
-        """Return the step of an optimizer; None if it holds no logits of this model.
-
-        This runs before every step of every optimizer, so the result is cached until the parameter groups change.
-        """
+        """Return the step of an optimizer; None if it holds no logits of this model. Cached, because this runs before
+        every step of every optimizer."""
         groups = [(id(own["params"]), len(own["params"]), own.get("maximize")) for own in optimizer.param_groups]
         at = (groups, self._router.device)
         known = self._known.get(optimizer)

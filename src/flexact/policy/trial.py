@@ -63,8 +63,8 @@ class HeldOut:
             value = self.loss()
         if not math.isfinite(value):
             raise FlexActError(
-                f"held_out returned {value} for the initial weights. Check its data and the weights. To resume a run, "
-                "you can load the state of the model after creating the Schedule."
+                f"held_out returned {value} for the initial weights. Check its data and the weights. When resuming a "
+                "run, load the state of the model after creating the Schedule."
             )
 
 

@@ -98,7 +98,7 @@ class Router(SiteTables):
 
     def _make_tables(self) -> None:
         self._decided = self.committed and not transforming()
-        # Not as inference tensors, which a later training step could not use.
+        # Outside inference mode, because a later training step could not use inference tensors.
         with torch.inference_mode(False), torch.no_grad():
             if self._decided:
                 self.pi = self.p = self.alive().float()

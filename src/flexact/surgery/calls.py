@@ -58,7 +58,7 @@ class Call:
     """As `Reading.place`."""
 
     def calls(self, module: nn.Module) -> bool:
-        """Return whether it is a call of a module, from the class that holds it or from another one."""
+        """Return whether this is a call of a given module, which the owner or a submodule of it holds."""
         names = [] if self.child is None or self.child in vars(self.reading.owner) else self.child.split(".")
         return bool(names) and functools.reduce(attribute_of, names, self.reading.owner) is module
 
@@ -93,7 +93,7 @@ class Reading:
         self.conflicts: dict[type, str] = {}
         """The types of submodules that a site must not replace, and the reason, which begins with the method."""
         self.scripted: set[str] = set()
-        """The scripted functions with activations inside that are called."""
+        """The scripted functions with activations that the methods call."""
         self.readings = readings
         self._functions = functions_of(type(owner)) if _has_source(owner) else []
         self._checked: set[str] = set()
@@ -150,7 +150,7 @@ class Reading:
                         self._check(method, self._scope(function))
 
     def _check(self, method: str, scope: Scope) -> None:
-        """Note what a method reads of the submodules, in a module that it names or in any that a variable may hold."""
+        """Note which attributes a method reads of a submodule that it names, or of any that a variable may hold."""
         calls = scope.nodes_of(ast.Call)
         called = {call.func for call in calls}
         firsts = {

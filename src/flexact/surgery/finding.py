@@ -34,7 +34,6 @@ Place = tuple[float, ...]
 """The position in definition order: the index of the child on each level. A call has the index of the last child that
 is called before it, plus one half."""
 
-
 _NOTHING = (
     "No activation was found in this model: no activation module, and no call of a function such as F.relu in a "
     "forward. If an activation is called in another way, for example through a table of functions, make it a submodule."

@@ -19,7 +19,6 @@ from flexact.routing.layer import FlexAct
 if TYPE_CHECKING:
     from flexact.ops.triton.routed import Norm
 
-
 _Kind = TypeVar("_Kind", bound=nn.Module)
 _TENSORS = dict.fromkeys(("weight", "bias", "running_mean", "running_var", "num_batches_tracked"))
 

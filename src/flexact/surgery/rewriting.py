@@ -26,7 +26,7 @@ from flexact.surgery.scope import tensor_of
 from flexact.surgery.sources import CannotRewrite, compiled, definition_of, rewrapped, with_code
 
 Place = tuple[int, int, int, int]
-"""First and last line of an expression, counted from the function's first line, and the columns of both ends."""
+"""The line and the column of the start and of the end of an expression; line 0 is the first line of the function."""
 
 # The expression of each kind of edit without fusion: `me` is the module, `called` the child or the original callee, and
 # `x` and `y` are the operands.
@@ -36,7 +36,6 @@ _UNFUSED = {
     "call method": "{me}.flexact_overwritten({called}, {x}, False, {name!r})",
     "overwrite method": "{me}.flexact_overwritten({called}, {x}, True, {name!r})",
 }
-
 
 _INNER = ("fget", "func", "__func__")
 """The attributes that hold the function of a property, a cached property or a class method."""

@@ -28,7 +28,6 @@ _ACTIVATIONS = f"{_TORCH}nn/modules/activation.py"
 
 _REMEDY = "make it a submodule of the model"
 
-
 Lines = set[tuple[str, int, str]]
 """The files, lines and functions (see `flexact.candidates.recognition.spelling`) of activation calls."""
 

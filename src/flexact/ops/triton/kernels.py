@@ -2,9 +2,9 @@
 
     h = y + residual,   x = Σ_k w_k σ_k(h)
 
-y and the residual may each be normalised by a batch norm first. Alone, neither is, and there is no residual. The
-forward reads the terms of h and writes x. The backward recomputes h and writes ∂h, with the memory traffic of a ReLU.
-The gradient through a batch norm needs sums of ∂h over each channel first, and a second pass writes ∂y.
+y and the residual may each be normalised by a batch norm first. Without fusion, h is y. The forward reads the terms of
+h and writes x. The backward recomputes h and writes ∂h, with the memory traffic of a ReLU. The gradient through a batch
+norm needs sums of ∂h over each channel first, and a second pass writes ∂y.
 
 Statistics, inner products and sums over channels are partial sums of the same passes. A small kernel reduces them in a
 fixed order, without atomics, so results are deterministic. Arithmetic is in float32. The basis functions are constants
@@ -161,7 +161,7 @@ def _input(
 
 @triton.jit
 def _term(pointer, offset, mask, norm, KIND: tl.constexpr, EVEN: tl.constexpr):
-    """Return a term of h, and the same as stored, centred if it has a norm."""
+    """Return a term of h, and its stored value, centred if it has a norm."""
     stored = load(pointer, offset, mask, EVEN)
     if KIND < NORMALISED:
         return stored, stored

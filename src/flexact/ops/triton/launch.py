@@ -36,7 +36,6 @@ _GPU_ERRORS = ("CUDA error", "Triton Error [CUDA]")
 
 _log = logging.getLogger(__name__)
 
-
 Dtypes = tuple[torch.dtype, ...]
 """The dtypes of the tensors of a launch, in their order."""
 
@@ -70,7 +69,7 @@ class Launch:
         self._prepared: list[tuple[Launch, Callable[..., Iterable[torch.dtype]]]] = []
 
     def build_ahead(self, device: int, dtypes: Dtypes) -> None:
-        """Build the kernel in the background for aligned tensors, and those registered with `prepares`."""
+        """Build this kernel for aligned tensors, and those registered with `prepares`, in the background."""
         ahead.start(self._build_key(device, dtypes), functools.partial(self._compile, device, dtypes))
         self._build_prepared_ahead(device, dtypes)
 

@@ -133,6 +133,7 @@ def _finish(
     channels, inner, parts, per_channel, elements,
     TRACK: tl.constexpr, CUMULATIVE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Store the moments of one channel, and update its running statistics."""
     channel = tl.program_id(0)
     off = add_up(partials_ptr, 1, 3, channel, channels, parts, per_channel, BLOCK) / elements
     square = add_up(partials_ptr, 2, 3, channel, channels, parts, per_channel, BLOCK)

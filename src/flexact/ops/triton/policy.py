@@ -13,7 +13,7 @@ offsets of each row in it:
   sensitivities of each call.
 
 In the logit step, one program processes the rows of one group of sites that pick together; a row that picks alone is a
-group of its own. No sum goes over groups, so programs are independent.
+group of its own. No sum spans several groups, so programs are independent.
 """
 
 from __future__ import annotations

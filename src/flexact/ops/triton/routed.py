@@ -66,7 +66,7 @@ def _kind(norm: Norm | None) -> int:
 def forward(h: Tensor, blending: Blending, preactivation: Preactivation | None = None) -> tuple[Tensor, Tensor]:
     """Return x = Σ_k w_k σ_k(h) and its sensitivities, (rows, K). See `closed_form.forward`.
 
-    h: the input; of a fused site y.
+    h: the input; for a fused site, the input y of its batch norm.
     """
     h, weights, parts = dense(h), blending.weights.contiguous(), blend(blending.keys, blending.alive)
     x = torch.empty_like(h)
@@ -87,7 +87,7 @@ def backward(
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Return the gradients w.r.t. h and the residual (None without one), and all others in one flat tensor.
 
-    h: the input; of a fused site y.
+    h: the input; for a fused site, the input y of its batch norm.
     The flat tensor holds the gradients w.r.t. the bias and the weight of the norm, the weight of a residual norm, and
     the logits, each if there is one; `split_results` splits it.
     """
