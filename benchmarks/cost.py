@@ -228,7 +228,7 @@ def site_call(repeats: int) -> Iterator[Row]:
 
     def routed() -> None:
         site(h).backward(delta)
-        site.router.gathered.clear()
+        site.router.call_statistics.clear()
 
     def arithmetic() -> None:
         relu(h).backward(delta)

@@ -150,7 +150,8 @@ class CapturedStep:
         # The router and the sites replace tables at times, for example in an evaluation. Those that the graph reads
         # must live as long as it does.
         router = self._schedule.router
-        self._read_by_graph = [dict(vars(router)), dict(vars(router.gathered)), *(site.picked for site in router.sites)]
+        self._read_by_graph = [dict(vars(router)), dict(vars(router.call_statistics))]
+        self._read_by_graph += [site.picked for site in router.sites]
         self._read_by_graph += [optimizer.state for optimizer in self._optimizers.values()]
         return graph
 

@@ -383,7 +383,7 @@ def test_a_step_beyond_the_end_warns_once_and_changes_nothing(commit_at: float |
     assert "created for 2 steps, which are done" in message
     assert (str(schedule.state_dict()), str(model.state_dict())) == (before, state)
     assert len(draws) == (3 if commit_at is None else 1)  # an undecided network continues with one draw per step
-    assert not model[1].router.gathered._calls
+    assert not model[1].router.call_statistics._calls
 
 
 @pytest.mark.parametrize("name", ["total_steps", "network_steps"])

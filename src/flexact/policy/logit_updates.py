@@ -82,7 +82,7 @@ def before_step(
             skip(router, step)
         else:
             _replace_gradients(router, step, changes)
-            router.gathered.forget(step.first_rows)
+            router.call_statistics.forget(step.first_rows)
 
 
 def skip(router: Router, step: Step) -> None:
@@ -90,7 +90,7 @@ def skip(router: Router, step: Step) -> None:
     for site, logits in zip(router.sites, router.parameters(), strict=True):
         if site in step.sites:
             logits.grad = None
-    router.gathered.forget(step.first_rows)
+    router.call_statistics.forget(step.first_rows)
 
 
 def _move_logits(router: Router, step: Step, changes: list[Tensor]) -> None:
@@ -175,7 +175,7 @@ def _fused_update(
     calls = router.layout  # without sensitivities the kernel does not read it
     if policy.pulls_logits:
         sensitivity = router.sensitivity() if rank_count() > 1 else None
-        flat, calls = router.gathered.flat(router.device, sensitivity)
+        flat, calls = router.call_statistics.flat(router.device, sensitivity)
     tables = policy_kernels.Tables(
         router.layout, calls, router.grouped_rows, router.group_starts, router.alive(), router.p, _q(router),
         router.width(), router.alpha, step_size, factors,

@@ -35,7 +35,7 @@ def mean_over_ranks(values: Tensor) -> Tensor:
     return total / ranks
 
 
-class Gathered:
+class CallStatistics:
     """The sensitivities |σ_k′(h)| of all calls since the last `clear`.
 
     rows, k: the size of the routing tables.

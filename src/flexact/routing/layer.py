@@ -141,7 +141,7 @@ class FlexAct(Site):
     def gather(self, routing: Blending, sensitivity: Tensor) -> None:
         """Keep the sensitivities of a call if the policy needs them, unless activation checkpointing recomputes it."""
         if routing.statistics and (torch.compiler.is_compiling() or not recomputing()):
-            self.router.gathered.add(self.table_rows.start, sensitivity)
+            self.router.call_statistics.add(self.table_rows.start, sensitivity)
 
     def notice_writes(self) -> None:
         """Update the site and its router if the site's buffers or logits were written to. Every call checks this,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from flexact.ops import dispatch
 from flexact.ops.differentiable import is_wrapped, transforming
-from flexact.routing.call_statistics import Gathered
+from flexact.routing.call_statistics import CallStatistics
 from flexact.routing.gumbel import gumbel_noise, log_pi, probabilities
 from flexact.routing.sharding import is_sharded
 from flexact.routing.site import Site, version_of
@@ -64,7 +64,7 @@ class Router(SiteTables):
         for index, site in enumerate(sites):
             site.router, site.index, site.table_rows = self, index, slice(start, start + site.rows)
             start += site.rows
-        self.gathered = Gathered(self.rows, self.k, start=sum(site.rows * site.k + 1 for site in sites))
+        self.call_statistics = CallStatistics(self.rows, self.k, start=sum(site.rows * site.k + 1 for site in sites))
         self._device: torch.device | None = None
         self._read: list[tuple[int, int] | None] = [None] * len(sites)
         self._alive: Tensor | None = None
@@ -115,7 +115,7 @@ class Router(SiteTables):
     def go_to(self, step: int) -> None:
         """Start a given step: draw its noise and clear the statistics, which its micro-batches share."""
         self.move_to_device()
-        self.gathered.clear()
+        self.call_statistics.clear()
         self.step, self.current = step, False
         self._draw()
         self.alive()  # updated here, because a forward may be traced by a compiler
@@ -166,11 +166,11 @@ class Router(SiteTables):
 
     def called(self) -> Tensor:
         """Return a mask of the rows that were called in this step, (rows, 1)."""
-        return self.gathered.called(self.device)
+        return self.call_statistics.called(self.device)
 
     def sensitivity(self) -> Tensor:
         """Return the mean |σ_k′(h)| over the calls of this step, (rows, K)."""
-        return self.gathered.means(self.device)
+        return self.call_statistics.means(self.device)
 
     def move_to_device(self) -> None:
         """Create the router's tensors on the model's device, if the model has moved or this is the first call."""
@@ -183,7 +183,7 @@ class Router(SiteTables):
     @torch.inference_mode(False)
     def _create_tensors(self) -> None:
         self._device, self._alive = self.device, None
-        self.gathered.clear()
+        self.call_statistics.clear()
         self.ready = self.current = self._decided = False
         self.lay_out()
         self.noise = self._drawn().to(self.device)

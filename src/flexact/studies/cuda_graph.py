@@ -66,7 +66,7 @@ def captured_by_thread(
         raise
     graph.capture_end()
     sites = sites_of(network)
-    read: list[Any] = [dict(vars(part)) for one in routers_of(sites) for part in (one, one.gathered)]
+    read: list[Any] = [dict(vars(part)) for one in routers_of(sites) for part in (one, one.call_statistics)]
     return graph.replay, read + [site.picked for site in sites]
 
 

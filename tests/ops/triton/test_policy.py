@@ -101,7 +101,7 @@ class Sites:
         """Writes statistics of sites, as if they had been called in this order."""
         for number in numbers:
             one = self.sites[number]
-            self.router.gathered.add(one.table_rows.start, scale * self.normal(one.rows, one.k).abs())
+            self.router.call_statistics.add(one.table_rows.start, scale * self.normal(one.rows, one.k).abs())
 
     def differentiate(self, *numbers: int, scale: float = 1.0) -> None:
         for number in numbers:
@@ -441,7 +441,7 @@ def test_a_cuda_graph_of_both_reads_what_the_schedule_writes() -> None:
     def work(sites: Sites) -> None:
         sites.router.refresh(True)
         for one, own, gradient in zip(sites.sites, statistics, gradients, strict=True):
-            sites.router.gathered.add(one.table_rows.start, own)
+            sites.router.call_statistics.add(one.table_rows.start, own)
             one.logits.grad = gradient
         policy.before_step(sites.router, sites.statistics, step_size, sites.step, None)
 
