@@ -101,8 +101,9 @@ def convert(
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     with torch.inference_mode(False):  # otherwise the sites could not be trained
         sites = [_site(one, config, seen).to(device) for one in chosen]
-    for one, site in zip(chosen, sites, strict=True) if inits else ():
-        object.__setattr__(site, "layer_before", _layer_before(model, one, seen))  # not as a submodule
+    if inits:
+        for one, site in zip(chosen, sites, strict=True):
+            object.__setattr__(site, "layer_before", _layer_before(model, one, seen))  # not as a submodule
     classes = findings.rewritten(chosen)
     lines_left = findings.lines_left(chosen)
     if skipped:
@@ -163,7 +164,7 @@ def extract(model: nn.Module, commit: bool = False, inplace: bool = False) -> nn
     )
     """
     sites = _sites_or_error(model, "extract")
-    uncommitted = [site.name or "FlexAct" for site in sites if not site.committed]
+    uncommitted = [site.label for site in sites if not site.committed]
     if uncommitted and not commit:
         steps = "Let the Schedule reach its commitment"
         if any(site.router.scheduled and site.router.step == 0 for site in sites):
@@ -197,7 +198,7 @@ def _commit(sites: list[FlexAct]) -> None:
 
 def _check_logits(sites: list[FlexAct]) -> None:
     """Raise if the logits of a site that is not committed are NaN or infinite."""
-    lost = [site.name or "FlexAct" for site in sites if not site.committed and not site.has_finite_logits()]
+    lost = [site.label for site in sites if not site.committed and not site.has_finite_logits()]
     if lost:
         raise FlexActError(
             f"the logits of {len(lost)} of {len(sites)} sites are NaN or infinite ({', '.join(lost[:5])}), so nothing "
