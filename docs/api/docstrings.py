@@ -31,27 +31,32 @@ class Docstrings(griffe.Extension):
 
 
 def as_markdown(text: str, parameters: set[str]) -> str:
-    """Return a docstring as Markdown. The description of a parameter may span several lines."""
-    lines: list[str] = []
-    of = ""  # the part that the previous line belongs to: "parameter", "example" or ""
-    for line in text.splitlines():
+    """Return a docstring as Markdown. A blank line ends an example, and the description of a parameter."""
+    return "\n\n".join(_paragraph(lines.splitlines(), parameters) for lines in re.split(r"\n\s*\n", text))
+
+
+def _paragraph(lines: list[str], parameters: set[str]) -> str:
+    """Return a paragraph, in which everything from the first prompt on is an example."""
+    start = next((number for number, line in enumerate(lines) if line.startswith(">>> ")), len(lines))
+    example = ["```pycon", *lines[start:], "```"] if start < len(lines) else []
+    return "\n".join([*map(_literal, _listed(lines[:start], parameters)), *example])
+
+
+def _listed(lines: list[str], parameters: set[str]) -> list[str]:
+    """Turn the lines that describe parameters into the items of a Markdown list. Other lines stay as they are."""
+    listed: list[str] = []
+    in_list = False
+    for line in lines:
         named = _PARAMETERS.match(line)
-        if of != "example" and line.startswith(">>> "):
-            lines.append("```pycon")
-            of = "example"
-        elif not line.strip():
-            if of == "example":
-                lines.append("```")
-            of = ""
-        elif named and set(named[1].split(", ")) <= parameters:
-            if of != "parameter":
-                lines.append("")
+        if named and set(named[1].split(", ")) <= parameters:
             names = ", ".join(f"`{name}`" for name in named[1].split(", "))
-            line, of = f"- {names}: {line[named.end() :]}", "parameter"
-        elif of == "parameter":
-            line = f"  {line}"
-        lines.append(line if of == "example" else _literal(line))
-    return "\n".join([*lines, "```"] if of == "example" else lines)
+            if not in_list:
+                listed.append("")
+            listed.append(f"- {names}: {line[named.end() :]}")
+            in_list = True
+        else:
+            listed.append(f"  {line}" if in_list else line)
+    return listed
 
 
 def _literal(line: str) -> str:
