@@ -38,7 +38,6 @@ TRIALS: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
     ("flexact-all", THREE, {"round_steps": 200}),
     ("flexact-all", THREE, {"granularity": "channel"}),
     ("flexact-all", WITH_ELU, {"granularity": "channel"}),
-    ("flexact-all", WITH_ELU, {"advantage": "normalized"}),
 ]
 """Method, candidates (empty for a fixed activation), and changes to the policy."""
 BY_SITE = {"share": "site", "rewind": False}

@@ -49,7 +49,8 @@ _GATED = "gated-"
 
 
 def settings_of(model: nn.Module) -> dict[str, str]:
-    """Return the activation settings of a model's configuration and their values; empty if flexact knows none."""
+    """Return the activation settings of a model's configuration with their values; empty if there is no setting that
+    flexact knows."""
     config = getattr(model, "config", None)
     values = {name: getattr(config, name, None) for name in SETTINGS}
     return {name: value for name, value in values.items() if isinstance(value, str)}

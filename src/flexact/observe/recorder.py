@@ -1,4 +1,4 @@
-"""The history of the picks over training."""
+"""The Recorder, which keeps the history of the picks over training."""
 
 from __future__ import annotations
 
@@ -39,12 +39,19 @@ class Recorder:
     live: show the picks as a table that each record updates, in a notebook or in a terminal (needs flexact[cli]). A
     recorder at the end of a notebook's cell also shows curves of the loss and of the probabilities.
 
-    A record is {"step": int, "sites": {site: {candidate: probability}}, "picks": {site: candidate}} and whatever else
-    was given to `record`. The picks are those of the sites where a candidate leads. If candidates were dropped since
-    the previous record, it has "drops": {site: {candidate: {"step": int, "margin": float, "standard_error": float,
-    "steps": int}}}, the last three None without evidence; where sites have committed, "decisions": {site: {"original":
-    candidate, "runner_up": candidate, "decided": bool}}; in a trial "trying": the candidate that the last step trained.
-    The probabilities of a site that picks per channel are means; its picks and drops have the keys `site:channel`.
+    A record is a dictionary with the numbers that were given to `record` and these keys:
+
+    - "step": int
+    - "sites": {site: {candidate: probability}}; the probabilities of a site that picks per channel are means.
+    - "picks": {site: candidate}, without the sites where no candidate leads.
+    - "drops": {site: {candidate: {"step": int, "margin": float, "standard_error": float, "steps": int}}}, the drops
+      since the previous record. The last three values are None for a drop without evidence.
+    - "decisions": {site: {"original": candidate, "runner_up": candidate, "decided": bool}}, the sites that have
+      committed since the previous record.
+    - "trying": the candidate that the last step of a trial trained.
+
+    The last three keys are left out if they do not apply. For a site that picks per channel, "picks" and "drops" have
+    the keys `site:channel`.
 
     >>> import torch, flexact
     >>> model = flexact.convert(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
@@ -89,7 +96,8 @@ class Recorder:
                 raise FlexActError(f"cannot write {self._path}: {error.strerror}; give another path.") from error
 
     def record(self, step: int, **values: float) -> None:
-        """Record the current picks, with any numbers of your own (accuracy, learning rate).
+        """Record the current picks, with any numbers of your own, such as accuracy and learning
+        rate. The page of the history has a panel for each of them.
 
         step: the number of optimizer steps done, `schedule.steps_done`. The loss is that of the last
         `schedule.step(loss)` unless you give it.
@@ -132,8 +140,8 @@ class Recorder:
             )
 
     def _news(self, now: Selection) -> dict[str, Any]:
-        """The drops and decisions that this Recorder has not recorded yet. A site that picks per channel has decided if
-        all channels have."""
+        """The drops and decisions that this Recorder has not recorded yet. A site that picks per channel is decided if
+        all of its channels are."""
         news: dict[str, Any] = {DROPS: {}, DECISIONS: {}}
         for row in now:
             drops = {name: _drop(row, name) for name in row.dropped if (row.key, name) not in self._recorded}

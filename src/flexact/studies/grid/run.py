@@ -1,4 +1,4 @@
-"""Running a grid: the cells that are not done yet run, and the result of each is written as soon as it ends.
+"""Runs the cells of a grid that are not done yet, and writes the result of each as soon as it ends.
 
 A failed cell is recorded, and the grid continues. Only the process of the grid writes the results.
 """
@@ -119,7 +119,7 @@ class _Run:
         if self.full:
             raise FlexActError(
                 f"the disk with {self.store.folder} is full ({self.full}); the grid was stopped, and its files are "
-                f"valid: {kept}. Free some space, then continue with --resume."
+                f"valid: {kept}. Free some space, then resume with --resume."
             )
         if self.signal:
             raise Stopped(f"stopped by {signal.Signals(self.signal).name}; {kept}.", self.signal)

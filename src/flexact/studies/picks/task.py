@@ -54,7 +54,7 @@ class Task:
     steps: int = 8_000
     """Steps of a plain run."""
     lr: float = 1e-3
-    """The highest learning rate. It falls to 0 along a cosine, with AdamW after a warm-up."""
+    """The highest learning rate. It falls to 0 along a cosine; with AdamW, a warm-up comes first."""
     dataset: str = ""
     """The data set that it needs; empty if it makes its own data."""
     optimizer: Literal["adamw", "sgd"] = "adamw"

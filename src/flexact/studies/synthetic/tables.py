@@ -51,7 +51,7 @@ def synthetic_row(model: str, options: Options) -> dict[str, str]:
 
 
 def variants(options: Options) -> Mapping[str, tuple[str, str]]:
-    """Return `VARIANTS`; empty if they are not comparable."""
+    """Return the paper's rows of the sweep and the ablation. Empty if they are not comparable."""
     return VARIANTS if options.truths == ("sigmoid",) and _same_policy(options) else {}
 
 
