@@ -41,7 +41,7 @@ TRIALS: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
 ]
 """Method, candidates (empty for a fixed activation), and changes to the policy."""
 BY_SITE = {"share": "site", "rewind": False}
-"""The earlier default, with which the committed rows were made."""
+"""The default settings of the time when the committed rows were made."""
 HELD_OUT = 5
 """One in this many images is held out."""
 

@@ -91,7 +91,6 @@ def measured(task: TextTask, outputs: Any, labels: Any) -> dict[str, float]:
 OFFICIAL, OF_DEV = "official", "of dev.tsv"
 _GIVE_FOLDER = "give --data the folder that contains GLUE's own folders (CoLA, MRPC, STS-B, ...)"
 
-
 Rows = tuple[tuple[tuple[str, ...], float], ...]
 """One or two sentences per row, and its label: the number of a class, or a score."""
 

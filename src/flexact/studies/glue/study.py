@@ -50,7 +50,6 @@ STUDY = GridStudy(
 Store = functools.partial(GridStore, study=STUDY)
 """The folder of one grid."""
 
-
 COLOURS = dict(zip(METHODS, (report.BASELINE_COLOUR, report.PENULTIMATE_COLOUR, report.FLEXACT_COLOUR), strict=True))
 
 

@@ -35,7 +35,6 @@ _PAPERS_COLUMNS = [column for column in COLUMNS if column[0] in ("cola", "mrpc",
 GLUE = {method: dict(zip(_PAPERS_COLUMNS, row, strict=True)) for method, row in _GLUE_ROWS.items()}
 """The paper's tab:glue_results, for BERT: by method, then by task and metric. Its average is over all eight."""
 
-
 TITLES = {
     "fixed": "fixed activation",
     "flexact-penultimate": "Flex-Act (penultimate)",
