@@ -31,7 +31,7 @@ CANDIDATES = (
     *("relu", "sigmoid", "tanh", "leaky_relu", "identity", "gelu", "silu", "elu", "softplus", "mish", "selu"),
     *("hardswish", "relu6", "softsign", "relu_squared", "sine"),
 )
-"""As many as a site can have in the kernels, the paper's five first; K of them are the first K."""
+"""The maximum number of candidates that the kernels support, the paper's five first. K candidates are the first K."""
 TENSORS = {"forward": 2, "backward": 3, "both": 5}
 """The minimum number of tensors that a direction reads and writes: h and x forward; h, δ and ∂h backward."""
 SIZES: dict[str, dict[str, Any]] = {
@@ -200,7 +200,7 @@ def prepared_operation(make: Callable[[], Operation], direction: str, way: str, 
 
 
 def captured(run: Callable[[], Any], device: torch.device) -> Run:
-    """Return a replay of an operation, which must have run on this stream before."""
+    """Capture an operation, which must have run on this stream before, and return a function that replays it."""
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=torch.cuda.current_stream(device)):

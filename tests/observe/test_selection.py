@@ -377,7 +377,7 @@ def test_a_lone_site_has_a_name() -> None:
 
 
 class HasAModule(nn.Module):
-    """Not a wrapper, although its child is named like a wrapper's."""
+    """This is not a wrapper, although its child has the name of a wrapper's child."""
 
     def __init__(self) -> None:
         super().__init__()

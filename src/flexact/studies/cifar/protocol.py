@@ -107,7 +107,7 @@ class Result(NamedTuple):
     seed: int
     state: str
     accuracy: float = math.nan
-    """In percent, of the extracted network on the test images."""
+    """The accuracy of the extracted network on the test images, in percent."""
     loss: float = math.nan
     """The loss of the last epoch."""
     epochs: int = 0

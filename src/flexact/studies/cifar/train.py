@@ -42,13 +42,13 @@ class Epoch(NamedTuple):
     """One line of curve.csv."""
 
     epoch: int
-    """From 1."""
+    """The number of the epoch, from 1."""
     loss: float
     """Mean cross-entropy over the epoch's steps."""
     train_accuracy: float
-    """In percent, on the augmented images, over the epoch."""
+    """The accuracy on the augmented images of the epoch, in percent."""
     test_accuracy: float | None
-    """In percent, of the network as it would be extracted; None (an empty cell) if it was not evaluated."""
+    """The accuracy of the extracted network, in percent; None (an empty cell) if it was not evaluated."""
     lr: float
     """The learning rate of the epoch's last step."""
     seconds: float

@@ -58,7 +58,7 @@ class Task:
     dataset: str = ""
     """The data set that it needs; empty if it makes its own data."""
     optimizer: Literal["adamw", "sgd"] = "adamw"
-    """With "sgd", Nesterov momentum of 0.9."""
+    """The optimizer; SGD has a Nesterov momentum of 0.9."""
     weight_decay: float = 0.0
     precision: str = "float32"
     """Precision of matrix products on a GPU: "float32", "tf32" or "bf16" (by autocast)."""
