@@ -34,8 +34,8 @@ class Recorder:
 
     path: a JSON-lines file with one line per record. Its first line has the config and the versions, for
     `flexact report`. If it has records already, choose: `resume=True` appends to them, `overwrite=True` replaces them.
-    tensorboard: a folder for TensorBoard (needs flexact[tensorboard]), or a `SummaryWriter` of your own: curves and
-    histograms by site with every record; heat maps by site and step each time the records have doubled, and at `close`.
+    tensorboard: a folder for TensorBoard (needs flexact[tensorboard]), or a `SummaryWriter` of your own: it gets
+    curves and histograms by site with every record, and heat maps by site and step at `close`.
     live: show the picks as a table that each record updates, in a notebook or in a terminal (needs flexact[cli]). A
     recorder at the end of a notebook's cell also shows curves of the loss and of the probabilities.
 

@@ -59,7 +59,7 @@ class Stage:
 
 
 def stages(budget: str) -> list[Stage]:
-    """The stages of a budget: short trains CIFAR for 30 epochs, paper for 200 with the paper's 10 seeds throughout."""
+    """The stages of a budget: short trains CIFAR for 30 epochs, and paper for 200 with 10 seeds of every method."""
 
     def images(
         methods: tuple[str, ...],

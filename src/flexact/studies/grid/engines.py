@@ -117,7 +117,7 @@ STOP = "stop"
 
 
 class Cluster:
-    """The `Workers` of the Ray engine. Each task has a GPU if the cluster has GPUs or `device` is "cuda".
+    """The `Workers` of the Ray engine. Each task has a GPU if `device` is "cuda", or None and the cluster has GPUs.
 
     Ray retries the task of a worker that died, and the cell resumes from its last checkpoint; so all machines must see
     the grid's folder and the data under the same paths.
