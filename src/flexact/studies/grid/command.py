@@ -105,11 +105,11 @@ class GridCommand:
     @contextmanager
     def reported(self, store: Store) -> Iterator[None]:
         """Print the table of the grid that the body runs, or how to resume it. Exits with an error if a cell failed."""
-        from flexact.studies.grid.run import Stopped, page_of
+        from flexact.studies.grid.run import GridStopped, page_of
 
         try:
             yield
-        except Stopped as stopped:
+        except GridStopped as stopped:
             print(f"flexact: {stopped} Resume with: {again()}", file=sys.stderr)
             raise typer.Exit(128 + stopped.number) from None
         except KeyboardInterrupt:

@@ -28,7 +28,7 @@ from flexact.studies.provenance import provenance, run_config
 from flexact.studies.workers import Answer
 
 
-class Stopped(FlexActError):
+class GridStopped(FlexActError):
     """A signal stopped the grid. number: the number of the signal."""
 
     def __init__(self, message: str, number: int) -> None:
@@ -122,7 +122,7 @@ class _Run:
                 f"valid: {kept}. Free some space, then resume with --resume."
             )
         if self.signal:
-            raise Stopped(f"stopped by {signal.Signals(self.signal).name}; {kept}.", self.signal)
+            raise GridStopped(f"stopped by {signal.Signals(self.signal).name}; {kept}.", self.signal)
 
     def _ended(self, task: Task, answer: Answer) -> None:
         """Write the result of a cell."""
