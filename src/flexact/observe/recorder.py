@@ -39,19 +39,15 @@ class Recorder:
     live: show the picks as a table that each record updates, in a notebook or in a terminal (needs flexact[cli]). A
     recorder at the end of a notebook's cell also shows curves of the loss and of the probabilities.
 
-    A record is a dictionary with the numbers that were given to `record` and these keys:
+    A record has the numbers that were given to `record` and these keys; the last three are left out if they are empty:
 
-    - "step": int
-    - "sites": {site: {candidate: probability}}; the probabilities of a site that picks per channel are means.
-    - "picks": {site: candidate}, without the sites where no candidate leads.
-    - "drops": {site: {candidate: {"step": int, "margin": float, "standard_error": float, "steps": int}}}, the drops
-      since the previous record. The last three values are None for a drop without evidence.
-    - "decisions": {site: {"original": candidate, "runner_up": candidate, "decided": bool}}, the sites that have
-      committed since the previous record.
+    - "step": int.
+    - "sites": {site: {candidate: probability}}. The probabilities of a site that picks per channel are means.
+    - "picks": {site: candidate} of the sites where a candidate leads. The key of a channel is `site:channel`.
+    - "drops": {site: {candidate: {"step": int, "margin": float, "standard_error": float, "steps": int}}} since the
+      previous record, with the keys of "picks". The last three values are None without evidence.
+    - "decisions": {site: {"original": candidate, "runner_up": candidate, "decided": bool}} since the previous record.
     - "trying": the candidate that the last step of a trial trained.
-
-    The last three keys are left out if they do not apply. For a site that picks per channel, "picks" and "drops" have
-    the keys `site:channel`.
 
     >>> import torch, flexact
     >>> model = flexact.convert(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))

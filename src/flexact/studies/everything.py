@@ -1,6 +1,4 @@
-"""The command `flexact reproduce all`: the paper's studies and the benchmark of picks, one after the other, and how
-long they take.
-"""
+"""The command `flexact reproduce all`: the paper's studies and the benchmark of picks, and how long they take."""
 
 from __future__ import annotations
 

@@ -54,10 +54,8 @@ def evaluated(curve: Curve, measure: str) -> dict[int, float]:
 
 @contextmanager
 def locked(path: Path, busy: str, seconds: float = 0.0) -> Iterator[None]:
-    """Hold a lock file. Raise an error if another process still holds it after this many seconds.
-
-    busy: the text of the error, in which "HOLDER" is replaced by the name of that process.
-    """
+    """Hold a lock file. If another process still holds it after this many seconds, raise an error with the text `busy`,
+    in which "HOLDER" is replaced by the name of that process."""
     try:
         with FileLock(path).acquire(timeout=seconds, poll_interval=0.1):
             path.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
@@ -86,7 +84,7 @@ class Stopped(FlexActError):
 
 
 @dataclass(frozen=True)
-class Task:
+class CellTask:
     """A cell and what its run needs. It is sent to other processes and machines."""
 
     cell: Any
@@ -99,11 +97,13 @@ class Task:
     load: Load | None
 
 
-Engine = Callable[[Sequence[Task], Callable[[Task, Answer], None], Callable[[], bool]], None]
+Ended = Callable[[CellTask, Answer], None]
+"""Receives a task that has ended and its answer."""
+Engine = Callable[[Sequence[CellTask], Ended, Callable[[], bool]], None]
 """(tasks, ended, has_to_stop): runs tasks as `workers.run_tasks` does."""
 
 
-def run_task(task: Task, device: str, stop: Callable[[], bool]) -> Answer:
+def run_task(task: CellTask, device: str, stop: Callable[[], bool]) -> Answer:
     """Run or resume a cell, and return how it ended; errors of the cell become part of the answer."""
     name = str(torch.cuda.get_device_name(device)) if device.startswith("cuda") else device
     try:

@@ -1,7 +1,5 @@
-"""Trains one cell of the benchmark: its method picks, and the network with the picks is trained and scored.
-
-A stopped cell starts again from the beginning.
-"""
+"""Trains one cell of the benchmark: its method picks, and the network with the picks is trained and scored. A stopped
+cell starts again from the beginning."""
 
 from __future__ import annotations
 
