@@ -9,7 +9,7 @@ GPU: the kernels that follow are built in the background (`flexact.ops.triton.ah
 --serial. A line is a launch that had to wait: the phase of the training, the kernel, the seconds, and what the kernel
 is specialised on. The summary has the seconds by phase, and the time of all builds by stage: Triton's front end
 (Python), its compiler, ptxas, and the C compiler that builds the launcher. In a real run, hundreds of steps lie between
-two drops, so less is waited for. Other work on the machine lengthens all times.
+two drops, so training waits less. Other work on the machine lengthens all times.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
     PYTHONPATH=src python3 benchmarks/cost.py [--device cpu] [--out FILE] [--repeats 15] [--only mlp,gpt]
 
 Each network is trained on one random batch in three forms that run in turns: unconverted, while it picks, and committed
-to its original activation. While it picks it runs a blend, or the candidates of a trial one after another, so a step of
-a trial also costs more or less than the original's because its candidate does. A ratio is the median of the ratios
-within a round, with the 10th and 90th percentiles. `whole run` is the time of picking and of 8,000 steps with the pick,
-relative to 8,000 steps of the unconverted network. On a CPU, times are CPU times of one thread, so other programs do
-not count. On a GPU, ResNet-18 and -34 are measured as in `flexact reproduce overhead`. A row whose value is above its
-goal was not reached.
+to its original activation. A network that picks runs a blend, or one candidate of a trial at a time; the ratio of a
+trial therefore includes the difference between the costs of its candidates and of the original. A ratio is the median
+of the ratios within a round, with the 10th and 90th percentiles. `whole run` is the time of picking and of 8,000 steps
+with the pick, relative to 8,000 steps of the unconverted network. On a CPU, times are CPU times of one thread, so other
+programs do not count. On a GPU, ResNet-18 and -34 are measured as in `flexact reproduce overhead`. A goal is the
+maximum value; the column `reached` says whether the value is at most the goal.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _square(out: Tensor, x: Tensor) -> Tensor:
 
 
 def _second_derivative(out: Tensor, x: Tensor) -> Tensor:
-    """The residual of u″ = −u."""
+    """Return the mean squared residual of u″ = −u."""
     (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
     (curvature,) = torch.autograd.grad(slope.sum(), x, create_graph=True)
     return (curvature + out).square().mean()
@@ -215,8 +215,9 @@ def first_step(device: torch.device) -> Iterator[Row]:
 
 
 def site_call(repeats: int) -> Iterator[Row]:
-    """Time forward and backward of a site on 64 x 64 elements beyond its arithmetic: its candidates' values and slopes,
-    two weighted sums, the statistics, the inner products and a plain activation's own autograd."""
+    """Time what forward and backward of a site on 64 x 64 elements take in addition to their arithmetic: the values and
+    slopes of its candidates, two weighted sums, the statistics, the inner products and a plain activation's autograd.
+    """
     plain, relu = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)), nn.ReLU()
     network = flexact.convert(plain, config=flexact.FlexConfig(pick_by="blend"))
     flexact.Schedule(network, network_steps=10**8)
@@ -302,7 +303,7 @@ def main() -> None:
     start, rows = time.perf_counter(), []
     for row in itertools.chain.from_iterable(parts):
         rows.append(row._asdict() | {"reached": "" if math.isinf(row.goal) else row.reached} | made)
-        write_rows(out, rows)  # after every row, so that a run that is cut off leaves what it has
+        write_rows(out, rows)  # after every row, so that an interrupted run keeps its rows
         mark = "" if math.isinf(row.goal) else f"goal {row.goal:.3g}: {'reached' if row.reached else 'not reached'}"
         spread_of = "" if math.isnan(row.low) else f" ({row.low:.3g} to {row.high:.3g})"
         print(f"{row.case:<40}{row.quantity:<36}{row.value:.3g}{spread_of}  {mark}", flush=True)

@@ -38,11 +38,10 @@ TRIALS: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
     ("flexact-all", THREE, {"round_steps": 200}),
     ("flexact-all", THREE, {"granularity": "channel"}),
     ("flexact-all", WITH_ELU, {"granularity": "channel"}),
-    ("flexact-all", WITH_ELU, {"advantage": "normalized"}),
 ]
 """Method, candidates (empty for a fixed activation), and changes to the policy."""
 BY_SITE = {"share": "site", "rewind": False}
-"""The earlier default, with which the committed rows were made."""
+"""The default settings of the time when the committed rows were made."""
 HELD_OUT = 5
 """One in this many images is held out."""
 

@@ -29,7 +29,7 @@ CANDIDATES = (
     *("relu", "sigmoid", "tanh", "leaky_relu", "identity", "gelu", "silu", "elu", "softplus", "mish", "selu"),
     *("hardswish", "relu6", "softsign", "relu_squared", "sine"),
 )
-"""As many as a site can have in the kernels, the paper's five first."""
+"""The maximum number of candidates that the kernels support, the paper's five first."""
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 

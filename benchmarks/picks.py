@@ -3,8 +3,8 @@
     python benchmarks/picks.py [CONDITION ...] [--out results/synthetic]
 
 Runs `flexact reproduce synthetic --models flexact-default` once per condition. Writes the results.csv of each run as
-CONDITION.csv, and a summary, picks.csv, with the command of each line. The policy fails under the last three of the
-conditions. Takes about four minutes on two cores.
+CONDITION.csv, and a summary, picks.csv, with the command of each line. Under the last five conditions, not every pick
+is right. Takes about four minutes on two cores.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ CANDIDATES = (
     *("relu", "sigmoid", "tanh", "leaky_relu", "identity", "gelu", "silu", "elu", "softplus", "mish", "selu"),
     *("hardswish", "relu6", "softsign", "relu_squared", "sine"),
 )
-"""As many as a site can have in the kernels, the paper's five first; K of them are the first K."""
+"""The maximum number of candidates that the kernels support, the paper's five first. K candidates are the first K."""
 TENSORS = {"forward": 2, "backward": 3, "both": 5}
 """The minimum number of tensors that a direction reads and writes: h and x forward; h, δ and ∂h backward."""
 SIZES: dict[str, dict[str, Any]] = {
@@ -63,21 +64,17 @@ def operations(options: Options, elements: int, modes: Sequence[str]) -> list[di
     """Time ReLU, GELU, a copy and every way of the routed activation, in each direction."""
     h, delta = tensors(elements, options)
     target = torch.empty_like(delta)
-    named: dict[str, Callable[[], Operation]] = {BASELINE: lambda: Operation(h, delta, F.relu)}
-    named["gelu"] = lambda: Operation(h, delta, F.gelu)
-    for way in options.ways:
-        if not WAYS[way].fuse:
-            named[way] = lambda way=way: routed(way, h, delta, 5)  # type: ignore[misc]
+    named: dict[str, Callable[[], Operation]] = {
+        BASELINE: partial(Operation, h, delta, F.relu),
+        "gelu": partial(Operation, h, delta, F.gelu),
+    }
+    named |= {way: partial(routed, way, h, delta, 5) for way in options.ways if not WAYS[way].fuse}
     runs: dict[Key, Callable[[], Run]] = {}
     for mode in modes:
-        runs["copy", "forward", mode] = lambda mode=mode: prepared(  # type: ignore[misc]
-            lambda: target.copy_(delta), "copy", mode, options
-        )
+        runs["copy", "forward", mode] = partial(prepared, partial(target.copy_, delta), "copy", mode, options)
         for name, make in named.items():
             for direction in TENSORS:
-                runs[name, direction, mode] = lambda n=name, m=make, d=direction, mode=mode: prepared(  # type: ignore[misc]
-                    getattr(m(), d), n, mode, options
-                )
+                runs[name, direction, mode] = partial(prepared_operation, make, direction, name, mode, options)
     rows = timed(runs, options, lambda key: (BASELINE, *key[1:]), ("operation", "direction", "mode"))
     for row in rows:
         if row["ms"] != "":
@@ -90,22 +87,20 @@ def against_candidates(options: Options, sizes: dict[str, Any], mode: str) -> li
     h, delta = tensors(sizes["elements"], options)
     ways = [way for way in options.ways if way.startswith("fused")] or list(options.ways[-1:])
     columns = ("what", "way", "mode", "candidates")
+    relu = partial(Operation, h, delta, F.relu)
     alone: dict[Key, Callable[[], Run]] = {
-        ("operation", BASELINE, mode, 1): lambda: prepared(Operation(h, delta, F.relu).both, BASELINE, mode, options)
+        ("operation", BASELINE, mode, 1): partial(prepared_operation, relu, "both", BASELINE, mode, options)
     }
     for k in sizes["ks"]:
         for way in (way for way in ways if not WAYS[way].fuse):
-            alone["operation", way, mode, k] = lambda way=way, k=k: prepared(  # type: ignore[misc]
-                routed(way, h, delta, k).both, way, mode, options
-            )
+            make = partial(routed, way, h, delta, k)
+            alone["operation", way, mode, k] = partial(prepared_operation, make, "both", way, mode, options)
     rows = timed(alone, options, lambda key: ("operation", BASELINE, mode, 1), columns)
     blocks = BLOCKS["resnet18"]
     steps: dict[Key, Callable[[], Run]] = {
-        ("step", BASELINE, mode, 1): lambda: step(blocks, BASELINE, mode, 5, options)
+        ("step", BASELINE, mode, 1): partial(step, blocks, BASELINE, mode, 5, options)
     }
-    for k in sizes["ks"]:
-        for way in ways:
-            steps["step", way, mode, k] = lambda way=way, k=k: step(blocks, way, mode, k, options)  # type: ignore[misc]
+    steps |= {("step", way, mode, k): partial(step, blocks, way, mode, k, options) for k in sizes["ks"] for way in ways}
     rows += timed(steps, options, lambda key: ("step", BASELINE, mode, 1), columns)
     five = {(row["what"], row["way"]): row["ms"] for row in rows if row["candidates"] == 5}
     for row in rows:
@@ -120,11 +115,9 @@ def against_depth(options: Options, depths: Any, modes: Sequence[str]) -> list[d
     rows = []
     for mode in modes:
         for blocks in depths:
+            depth = (2 * sum(blocks) + 2, sum(blocks))
             runs: dict[Key, Callable[[], Run]] = {
-                (way, mode, 2 * sum(blocks) + 2, sum(blocks)): lambda way=way, b=blocks, mode=mode: step(  # type: ignore[misc]
-                    b, way, mode, 5, options
-                )
-                for way in ways
+                (way, mode, *depth): partial(step, blocks, way, mode, 5, options) for way in ways
             }
             rows += timed(runs, options, lambda key: (BASELINE, *key[1:]), ("way", "mode", "layers", "sites"))
     return rows
@@ -201,8 +194,13 @@ def prepared(run: Callable[[], Any], way: str, mode: str, options: Options) -> R
     return captured(run, options.where) if mode == "graph" else run
 
 
+def prepared_operation(make: Callable[[], Operation], direction: str, way: str, mode: str, options: Options) -> Run:
+    """Make an operation, and return its call for one of the directions of `TENSORS` after its warm-up."""
+    return prepared(getattr(make(), direction), way, mode, options)
+
+
 def captured(run: Callable[[], Any], device: torch.device) -> Run:
-    """Return a replay of an operation, which must have run on this stream before."""
+    """Capture an operation, which must have run on this stream before, and return a function that replays it."""
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=torch.cuda.current_stream(device)):

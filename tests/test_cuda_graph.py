@@ -254,7 +254,7 @@ def refuse_a_step_that_reads_a_value() -> None:
 
 @pytest.mark.parametrize("program", [gpu_param("import test_cuda_graph as t; t.refuse_a_step_that_reads_a_value()")])
 def test_on_a_gpu_a_step_that_reads_a_value_is_refused_by_name(program: str) -> None:
-    """In a process of its own: a failed capture leaves torch's random generator in capture mode."""
+    """A failed capture leaves torch's random generator in capture mode, so the test runs in its own process."""
     path = os.pathsep.join([str(Path(__file__).parent), *map(os.path.abspath, sys.path)])
     subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, check=True)
 

@@ -67,7 +67,7 @@ def test_a_study_writes_its_folder_and_prints_table_and_page(capsys, tmp_path):
     for name in ("config.json", "results.csv", "lines.csv", "table.md", "report.html"):
         assert (tmp_path / "run" / name).stat().st_size > 0
 
-    assert "continue it with --resume" in error_of(capsys, "reproduce", "synthetic", *TINY, "--out", out)
+    assert "resume it with --resume" in error_of(capsys, "reproduce", "synthetic", *TINY, "--out", out)
     assert "study 'synthetic', not of 'alpha'" in error_of(capsys, "reproduce", "alpha", "--out", out)
     assert "epochs: 1 → 2" in error_of(
         capsys, "reproduce", "synthetic", *TINY, "--epochs", "2", "--out", out, "--resume"

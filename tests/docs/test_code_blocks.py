@@ -35,7 +35,7 @@ GIVEN = {
         args = TrainingArguments("trainer", max_steps=8, per_device_train_batch_size=4, report_to=[], use_cpu=True)
         """,
 }
-"""What a page's reader has already, by page."""
+"""Code that defines what the reader of a page has already."""
 
 BETWEEN = {
     # The second fragment shows another way to call convert, so its model is a plain one again.
@@ -59,7 +59,7 @@ SHORTER = {
         'EPOCHS = 1\nif True:\n    print(flexact.compare(build, train, engine="inline",',
     ),
 }
-"""What a page's run is made shorter by."""
+"""Replacements that shorten the run of a page."""
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "a report of a history": ("history.jsonl", report.build),
     "a grid": ("config.json", lambda folder: ImagesStore(folder).config()),
 }
-"""The file that is read, and what reads it."""
+"""The name of the file, and the function that reads it."""
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -159,7 +159,7 @@ def test_any_field_may_have_an_absurd_value(name: str, tmp_path: Path) -> None:
 
 
 DRAWN = {("NaN", "probability"), ("NaN", "loss"), ("-1e999", "loss")}
-"""What a run that diverged may leave."""
+"""Numbers that a diverged run may have recorded."""
 
 
 @pytest.mark.parametrize("number", ["NaN", "-1e999", "9" * 4000, "-" + "9" * 400])

@@ -83,7 +83,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "an activation": (nn.Tanh, (3, WIDTH)),
     "no activation": (lambda: nn.Linear(WIDTH, 1), (3, WIDTH)),
 }
-"""How each is built, and the shape that it takes."""
+"""The function that builds each network, and the shape of its input."""
 
 
 def state_of(model: nn.Module) -> dict[str, Any]:

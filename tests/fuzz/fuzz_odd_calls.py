@@ -89,7 +89,7 @@ damaged: dict[str, Callable[[dict[str, Any]], None]] = {
     "a temperature of two": _set("temperature", lambda tensor: torch.ones(2)),
     "more than there is": lambda state: state.update({"another.weight": torch.ones(1)}),
 }
-"""What can be wrong with a saved state."""
+"""Invalid changes to a saved state."""
 
 
 ODD_CALLS: dict[str, Callable[[nn.Module], Any]] = {
@@ -155,4 +155,4 @@ ODD_CALLS: dict[str, Callable[[nn.Module], Any]] = {
     "a config that goes deep": lambda model: FlexConfig.from_json("[" * 100_000),
     "a config with a long number": lambda model: FlexConfig.from_json('{"flexact_config": ' + "9" * 5000 + "}"),
 }
-"""Each is refused, whatever the model."""
+"""Calls that are refused for every model."""

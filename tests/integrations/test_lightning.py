@@ -201,7 +201,7 @@ def test_the_module_stays_committed_and_the_extracted_one_is_plain(fit: Fit) -> 
 
 
 def test_a_lightning_module_that_was_converted_itself(fit: Fit) -> None:
-    """With a functional call in its own forward, which a training step does not reach through `__call__`."""
+    """Its own forward has a functional call, and Lightning calls its `training_step` instead of the module."""
 
     class Functional(Lit):
         def __init__(self) -> None:

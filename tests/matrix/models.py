@@ -20,10 +20,10 @@ from flexact.routing.sites import sites_of
 from resnets import SharedBlock
 
 Batch = tuple[tuple[Tensor, ...], Tensor]
-"""What a model is called with, and what it should answer."""
+"""The inputs of a model, and its targets."""
 
 STEADY = FlexConfig.paper(commit_at=None, policy=Policy.paper(noise=0.0))
-"""Without noise, and moved by the optimizer: the Schedule would follow the sign of a gradient, and so its rounding."""
+"""It has no noise, and the optimizer moves the logits: the Schedule would follow a gradient's sign and its rounding."""
 
 
 class TinyResNet(nn.Module):

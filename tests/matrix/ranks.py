@@ -43,7 +43,7 @@ POLICIES = {
     "sampled, default": FlexConfig(policy=Policy(logit_step_size=0.2, noise=0.5, kl_on="p")),
 }
 COMPARED = ("default", "paper", "warm-up")
-"""What is compared with one process, too; of the others, the ranks among each other."""
+"""The runs that are also compared with one process. The ranks of the other runs are only compared with each other."""
 COMMITTING = FlexConfig(policy=Policy(noise=0.5))
 
 

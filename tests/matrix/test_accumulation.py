@@ -41,9 +41,7 @@ def test_micro_batches_share_one_draw_per_step(column: Column) -> None:
     ids=["paper with clipping", "default"],
 )
 def test_equal_micro_batches_give_the_step_of_one_batch(column: Column, config: FlexConfig, clipped: bool) -> None:
-    """With the loss and the penalty divided by the number of micro-batches, four times the same batch equals it
-    once.
-    """
+    """The loss and the penalty are divided by the number of micro-batches, so one batch four times equals it once."""
     states = []
     for micro_batches in (1, 4):
         model = scatter_logits(column.build(config))

@@ -44,7 +44,7 @@ def test_a_model_on_the_meta_device_is_materialized_and_trained(column: Column) 
 
 
 def test_state_is_assigned_to_a_model_on_the_meta_device(column: Column) -> None:
-    """Also a committed state, with load_state_dict(assign=True)."""
+    """A committed state is loaded with load_state_dict(assign=True)."""
     source = flexact.commit(scatter_logits(column.build(STEADY)))
     with torch.device("meta"):
         model = column.build(STEADY)

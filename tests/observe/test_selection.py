@@ -377,7 +377,7 @@ def test_a_lone_site_has_a_name() -> None:
 
 
 class HasAModule(nn.Module):
-    """Not a wrapper, although its child is named like a wrapper's."""
+    """This is not a wrapper, although its child has the name of a wrapper's child."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -424,7 +424,9 @@ def test_a_negative_lead_is_explained() -> None:
     notes = str(selection(model)).splitlines()
     assert "lead: the pick's advantage over the runner-up when the runner-up was dropped" in notes[-3]
     assert notes[-2].startswith("(undecided): no significant lead (z >= 2) over the original, or over the runner-up if")
-    assert notes[-1].startswith("A negative lead means that the runner-up had the better evidence: the original stayed")
+    assert notes[-1].startswith(
+        "A negative lead means that the runner-up had the better evidence: the original was kept"
+    )
 
 
 def test_a_name_that_extraction_makes_misleading_is_reported() -> None:

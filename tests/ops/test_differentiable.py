@@ -52,9 +52,7 @@ def test_a_built_in_candidate_without_a_formula_has_the_second_derivative_of_the
 @pytest.mark.parametrize("rows", [1, 3], ids=["layer", "channel"])
 @pytest.mark.parametrize("hard", [False, True])
 def test_the_gradient_of_a_second_derivative_equals_that_of_the_plain_blend(hard: bool, rows: int) -> None:
-    """As in a physics-informed network: u″ by calling autograd.grad twice, then the gradients of h and of the
-    logits.
-    """
+    """A physics-informed network does this: autograd.grad twice for u″, then the gradients of h and of the logits."""
     names, tau = ("tanh", "gelu", "silu", "sine"), torch.tensor(0.7, dtype=torch.float64)
     torch.manual_seed(0)
     start, given = torch.randn(5, 3, dtype=torch.float64), torch.randn(rows, 4, dtype=torch.float64)

@@ -454,7 +454,7 @@ def _warmed_up(optimizer: torch.optim.Optimizer) -> LRScheduler:
 )
 @pytest.mark.parametrize("rate", [0.05, "tensor"])
 def test_a_learning_rate_schedule_is_reset(make_rate: Callable[..., LRScheduler], rate: Any) -> None:
-    """With its warm-up, and with the momentum that a cyclic schedule changes."""
+    """The reset includes the warm-up, and the momentum that a cyclic schedule changes."""
 
     def run(model: nn.Module, groups: Params, config: FlexConfig | None, count: int) -> tuple[list[float], list[float]]:
         lr = torch.tensor(0.05) if rate == "tensor" else rate
@@ -583,7 +583,7 @@ def test_a_gradient_scaler_is_reset() -> None:
 
 
 def test_all_state_of_an_optimizer_among_the_rewinds_is_restored() -> None:
-    """For an optimizer that counts in its groups, as schedule-free ones do."""
+    """Schedule-free optimizers, for example, count steps in their parameter groups."""
     model = convert(Network(), config=CONFIG)
     optimizer = torch.optim.SGD(param_groups(model), lr=0.05, momentum=0.9)
     optimizer.param_groups[0]["k"] = 0

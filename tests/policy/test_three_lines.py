@@ -27,7 +27,7 @@ OPTIMIZERS = {
     if inspect.isclass(cls) and issubclass(cls, Optimizer) and cls is not Optimizer
 }
 APART = {"LBFGS", "SparseAdam", "Muon"}
-"""One takes a single group, and has tests of its own here; two refuse the weights of an ordinary network."""
+"""LBFGS takes a single group, and has its own tests here; the others refuse the weights of an ordinary network."""
 VARIANTS: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
     **{name: (cls, {}) for name, cls in OPTIMIZERS.items() if name not in APART},
     "SGD with momentum": (torch.optim.SGD, {"momentum": 0.9, "nesterov": True, "lr": 0.05}),
@@ -70,7 +70,7 @@ def trained(model: nn.Module, optimizer: Optimizer) -> tuple[list[Tensor], dict[
 )
 @pytest.mark.filterwarnings("ignore:.*steps are few")
 def test_plain_parameters_give_the_logits_and_picks_of_param_groups(name: str, normalized: bool) -> None:
-    """In a blend with each optimizer, and in a trial, where networks are not normalized."""
+    """A normalized network picks by a blend, any other by a trial."""
     cls, settings = VARIANTS[name]
     if "weight_decay" in inspect.signature(cls).parameters:
         settings = settings | {"weight_decay": 10.0}

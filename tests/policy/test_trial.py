@@ -379,7 +379,7 @@ def test_the_original_is_kept_if_all_candidates_are_equal() -> None:
 
 
 def test_the_evidence_is_the_mean_difference_of_the_compared_losses() -> None:
-    """Of the last rung: a third of its six steps, and three at least."""
+    """The last rung compares a third of its six steps, but at least three."""
     run = Run(reported=favouring("tanh")).to(TRIAL)
     (loser,) = {name for name in NAMES if sum(tried == name for tried, _, _ in run.losses) == 12} - {"tanh"}
     reported = {name: [loss for tried, place, loss in run.losses if tried == name and place >= 9] for name in NAMES}

@@ -90,7 +90,7 @@ def test_a_function_of_names_makes_groups_and_none_is_a_site_on_its_own() -> Non
 
 
 def test_a_site_that_a_step_does_not_call_moves_with_its_group() -> None:
-    """For example, stochastic depth."""
+    """Stochastic depth, for example, skips sites."""
 
     class Skipping(nn.Module):
         skips = False

@@ -447,7 +447,7 @@ class Stepwise(Block):
 
 
 class BySetting(Block):
-    """As in torchvision's RegNet."""
+    """torchvision's RegNet has such a block."""
 
     def forward(self, x):
         if self.branch is not None:  # noqa: SIM108

@@ -132,7 +132,7 @@ def test_three_steps_of_sgd(granularity: Any, layout: str, device: torch.device,
 
 
 def test_a_norm_whose_tensors_are_ordinary_attributes(device: torch.device, fused_calls: list[int]) -> None:
-    """As FSDP and DataParallel leave them."""
+    """FSDP and DataParallel turn the tensors into such attributes."""
     model = network(device)
     expected = model(images(device))
     for norm in (model.norm1, model.norm2, model.shortcut_norm):
@@ -443,7 +443,7 @@ def test_a_dropped_candidate_without_a_triton_form_does_not_prevent_fusion(
 
 
 def test_norms_of_which_one_has_no_running_statistics(device: torch.device) -> None:
-    """In eval mode that one normalises with the batch's moments, and the gradient goes through them."""
+    """In eval mode, the norm without statistics uses the batch's moments, and the gradient flows through them."""
     site, norm = FlexAct(config=QUIET).to(device).eval(), nn.BatchNorm2d(3).to(device).eval()
     other = nn.BatchNorm2d(3, track_running_stats=False).to(device).eval()
     gradients = []

@@ -1,7 +1,4 @@
-"""The layer of a Kolmogorov-Arnold network: a learned function on every edge (Liu et al., 2024).
-
-Liu et al., "KAN: Kolmogorov-Arnold networks" (arXiv 2404.19756).
-"""
+"""The layer of a Kolmogorov-Arnold network: a learned function on every edge (Liu et al., arXiv 2404.19756)."""
 
 from __future__ import annotations
 

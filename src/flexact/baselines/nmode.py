@@ -1,7 +1,4 @@
-"""The unit of nmODE, a neural memory ordinary differential equation (Yi, 2023).
-
-Yi, "nmODE: neural memory ordinary differential equation", Artificial Intelligence Review 56, 2023.
-"""
+"""The unit of nmODE, a neural memory ODE (Yi, Artificial Intelligence Review 56, 2023)."""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ from flexact.errors import FlexActError, missing_extra
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line. Exits with 0, with 1 if a run failed, 2 after bad input, and 130 after Ctrl-C."""
+    """Run the command line. Exits with 0, 1 if a run failed, 2 after bad input, 130 after Ctrl-C, and 143 if
+    SIGTERM stopped a grid."""
     for package in ("typer", "rich"):
         try:
             importlib.import_module(package)

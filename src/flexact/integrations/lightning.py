@@ -25,8 +25,8 @@ from flexact.surgery.convert import extract
 
 
 def _lightning() -> Any:
-    """Return `lightning.pytorch`, or `pytorch_lightning` if the program imported that one, or only that is installed;
-    each package has a Callback class of its own."""
+    """Return `lightning.pytorch`, or `pytorch_lightning` if the program imported only that one, or only that one is
+    installed. Each package has a Callback class of its own."""
     names = ("lightning.pytorch", "pytorch_lightning")
     imported = [name for name in names if name in sys.modules]
     for name in imported or names:
@@ -66,7 +66,7 @@ class FlexActCallback(_Callback):
         """The picks; None before the end of training."""
         self.extracted: Any = None
         """A copy of the module, of the same class, with plain activations; None before the end of `fit`, and in
-        processes other than those that train. There, call `flexact.extract(model)`."""
+        processes that do not train, which call `flexact.extract(model)` instead."""
         self._saved: dict[str, Any] | None = None
         self._losses: list[torch.Tensor] = []
         """Losses of the micro-batches of the current step, each divided by their number."""

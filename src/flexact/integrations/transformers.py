@@ -133,8 +133,8 @@ class FlexActCallback(TrainerCallback):
         if uncommitted:
             warnings.warn(
                 f"training ended after {state.global_step} of {state.max_steps} steps with {uncommitted} sites not "
-                "committed, or the best checkpoint is from before the commitment. Their likeliest candidates are "
-                "picked, but the weights were not trained with these picks alone.",
+                "committed, or the best checkpoint is from before the commitment. These sites pick their likeliest "
+                "candidates, but the weights were not trained with these picks alone.",
                 stacklevel=2,
             )
             commit(model)

@@ -49,7 +49,7 @@ _GATED = "gated-"
 
 
 def settings_of(model: nn.Module) -> dict[str, str]:
-    """Return the activation settings of a model's configuration and their values; empty if flexact knows none."""
+    """Return the activation settings of a model's configuration with their values; empty if it has none."""
     config = getattr(model, "config", None)
     values = {name: getattr(config, name, None) for name in SETTINGS}
     return {name: value for name, value in values.items() if isinstance(value, str)}

@@ -44,7 +44,7 @@ def load_schedule(folder: Path, schedule: Schedule) -> None:
 
 
 def restart_learning_rate(trainer: Any, optimizer: Optimizer, schedule: Schedule) -> None:
-    """Let the Trainer create a new learning-rate schedule, with warm-up, for the steps that remain after a rewind.
+    """Make the Trainer create a new learning-rate schedule, with warm-up, for the steps that remain after a rewind.
 
     Does nothing before a rewind, or if the user passed an LR scheduler, which the rewind itself has reset. If the run
     was resumed after its rewind, the new scheduler resumes from the saved state.

@@ -1,1 +1,1 @@
-"""Checked input and atomic output."""
+"""Checked input, atomic file writes, and tables as CSV, Markdown and text."""

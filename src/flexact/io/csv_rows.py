@@ -21,8 +21,8 @@ def write(
 ) -> None:
     """Write a table atomically. Any whitespace inside a text, such as a line break, becomes one space.
 
-    made: further columns with the same value in every row, such as device and date. digits: nine digits represent a
-    float32 exactly.
+    made: further columns with the same value in every row, such as device and date.
+    digits: the significant digits of a float; nine represent a float32 exactly.
     """
     constant = made or {}
     table = io.StringIO()
@@ -42,7 +42,7 @@ def _cell(value: Any, digits: int) -> str:
 def read(path: Path, kind: type[Row], remedy: str = REMEDY, made: Sequence[str] = ()) -> list[Row]:
     """Return the rows of a table. Raise an error that names the line if the file is damaged.
 
-    A missing file has no rows. made: further columns, which are ignored.
+    A missing file has no rows. made: the names of further columns, whose values are ignored.
     """
     if not path.is_file():
         return []

@@ -1,4 +1,4 @@
-"""Tables in Markdown, and counts in words."""
+"""Tables in Markdown, and numbers with their nouns."""
 
 from __future__ import annotations
 

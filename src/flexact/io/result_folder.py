@@ -27,7 +27,7 @@ def enter(
     writes: the files and folders that the study writes. ignored: files that do not count as other content.
     """
     if resume and overwrite:
-        raise FlexActError("--resume continues a run, and --overwrite replaces it; give only one of the two.")
+        raise FlexActError("--resume resumes a run, and --overwrite replaces it; give only one of the two.")
     if folder.exists() and not folder.is_dir():
         raise FlexActError(f"{folder} is a file; give --out a folder.")
     others = {path.name for path in folder.iterdir()} - {CONFIG + ".new", *ignored} if folder.exists() else set()
@@ -53,7 +53,7 @@ def enter(
         return None
     if not resume:
         raise FlexActError(
-            f"{folder} already holds a run of this study; continue it with --resume, replace it with --overwrite, or "
+            f"{folder} already holds a run of this study; resume it with --resume, replace it with --overwrite, or "
             "pass another folder to --out."
         )
     return found
@@ -113,7 +113,7 @@ def _clear(folder: Path, names: Sequence[str]) -> None:
 
 
 def _flat(group: Any) -> dict[str, Any]:
-    """Flatten nested dictionaries: the fields of a policy become "model.field"."""
+    """Flatten one level of nested dictionaries: {"relu": {"seed": 0}} becomes {"relu.seed": 0}."""
     flat: dict[str, Any] = {}
     for name, value in (group if isinstance(group, dict) else {}).items():
         flat.update({f"{name}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value})

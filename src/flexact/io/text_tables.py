@@ -1,4 +1,4 @@
-"""Tables of text: aligned columns, names cut to fit."""
+"""Tables as text with aligned columns, in which long names are cut to fit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cut(names: Sequence[str], room: int) -> list[str]:
 
 
 def printable(name: str) -> str:
-    """A name as one line, with control characters escaped."""
+    """Return a name as one line, with control characters escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
@@ -31,7 +31,7 @@ def width(title: str, cells: Sequence[str]) -> int:
 
 
 def aligned(columns: dict[str, list[str]]) -> list[str]:
-    """The lines of a table, from the cells of each column by its title."""
+    """Return the lines of a table. columns: the cells of each column by its title."""
     widths = [width(title, cells) for title, cells in columns.items()]
     lines = [
         GAP.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()

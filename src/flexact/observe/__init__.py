@@ -1,1 +1,1 @@
-"""What was picked, and when: selection, recorder, TensorBoard."""
+"""The picks and their evidence: selection, Recorder, live table, TensorBoard and figures."""

@@ -9,7 +9,7 @@ from flexact.observe.selection_rows import Row, columns_of, legend
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[object]], muted: Container[int] = ()) -> str:
-    """Return a table as HTML. muted: the numbers of the rows that are shown muted."""
+    """Return a table as HTML. muted: the indices of the rows that are shown muted."""
     head = "".join(f"<th>{escape(title)}</th>" for title in titles)
     lines = []
     for number, row in enumerate(rows):
@@ -21,7 +21,7 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[object]], muted: Contai
 def outcome_table(rows: Sequence[Row], first: Mapping[str, Sequence[object]] | None = None) -> str:
     """Return a table of sites with the columns and the legend of a printed selection. Undecided sites are muted.
 
-    first: the columns before those; by default the names of the sites.
+    first: the columns to the left of these; by default the names of the sites.
     """
     shown = columns_of(rows)
     columns = {**(first or {"site": [row.key for row in rows]}), **shown}

@@ -48,7 +48,7 @@ class LiveTable:
         self._live.update(Text(terminal_text(history, now), no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def close(self, history: Records) -> None:
-        """Leave the last table where it is."""
+        """Stop updating the table, which stays visible."""
         if self._live is not None:
             self._live.stop()
 

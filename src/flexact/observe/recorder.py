@@ -1,4 +1,4 @@
-"""The history of the picks over training."""
+"""The Recorder, which keeps the history of the picks over training."""
 
 from __future__ import annotations
 
@@ -34,17 +34,20 @@ class Recorder:
 
     path: a JSON-lines file with one line per record. Its first line has the config and the versions, for
     `flexact report`. If it has records already, choose: `resume=True` appends to them, `overwrite=True` replaces them.
-    tensorboard: a folder for TensorBoard (needs flexact[tensorboard]), or a `SummaryWriter` of your own: curves and
-    histograms by site with every record; heat maps by site and step each time the records have doubled, and at `close`.
+    tensorboard: a folder for TensorBoard (needs flexact[tensorboard]), or a `SummaryWriter` of your own: it gets
+    curves and histograms by site with every record, and heat maps by site and step at `close`.
     live: show the picks as a table that each record updates, in a notebook or in a terminal (needs flexact[cli]). A
     recorder at the end of a notebook's cell also shows curves of the loss and of the probabilities.
 
-    A record is {"step": int, "sites": {site: {candidate: probability}}, "picks": {site: candidate}} and whatever else
-    was given to `record`. The picks are those of the sites where a candidate leads. If candidates were dropped since
-    the previous record, it has "drops": {site: {candidate: {"step": int, "margin": float, "standard_error": float,
-    "steps": int}}}, the last three None without evidence; where sites have committed, "decisions": {site: {"original":
-    candidate, "runner_up": candidate, "decided": bool}}; in a trial "trying": the candidate that the last step trained.
-    The probabilities of a site that picks per channel are means; its picks and drops have the keys `site:channel`.
+    A record has the numbers that were given to `record` and these keys; the last three are left out if they are empty:
+
+    - "step": int.
+    - "sites": {site: {candidate: probability}}. The probabilities of a site that picks per channel are means.
+    - "picks": {site: candidate} of the sites where a candidate leads. The key of a channel is `site:channel`.
+    - "drops": {site: {candidate: {"step": int, "margin": float, "standard_error": float, "steps": int}}} since the
+      previous record, with the keys of "picks". The last three values are None without evidence.
+    - "decisions": {site: {"original": candidate, "runner_up": candidate, "decided": bool}} since the previous record.
+    - "trying": the candidate that the last step of a trial trained.
 
     >>> import torch, flexact
     >>> model = flexact.convert(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
@@ -88,7 +91,8 @@ class Recorder:
                 raise FlexActError(f"cannot write {self._path}: {error.strerror}; give another path.") from error
 
     def record(self, step: int, **values: float) -> None:
-        """Record the current picks, with any numbers of your own (accuracy, learning rate).
+        """Record the current picks, with any numbers of your own, such as accuracy and learning
+        rate. The page of the history has a panel for each of them.
 
         step: the number of optimizer steps done, `schedule.steps_done`. The loss is that of the last
         `schedule.step(loss)` unless you give it.
@@ -132,8 +136,8 @@ class Recorder:
             )
 
     def _news(self, now: Selection) -> dict[str, Any]:
-        """The drops and decisions that no record has yet. A site that picks per channel has decided if
-        all channels have."""
+        """The drops and decisions that no record has yet. A site that picks per channel is decided if all of its
+        channels are."""
         news: dict[str, Any] = {DROPS: {}, DECISIONS: {}}
         for row in now:
             drops = {name: _drop(row, name) for name in row.dropped if (row.key, name) not in self._recorded}

@@ -44,12 +44,12 @@ class Selection:
 
     @property
     def picks(self) -> dict[str, str | None]:
-        """Pick by site, None where nothing leads yet; a channel's key is `site:channel`."""
+        """The pick of each site; None where no candidate leads yet. The key of a channel is `site:channel`."""
         return {row.key: row.pick for row in self.rows}
 
     @property
     def leading(self) -> dict[str, str]:
-        """`picks` without the sites where nothing leads yet."""
+        """`picks` without the sites where no candidate leads yet."""
         return {row.key: row.pick for row in self.rows if row.pick is not None}
 
     @property
@@ -66,13 +66,13 @@ class Selection:
         return {f"flexact/{row.key}/{name}": p for row in self.rows for name, p in row.probabilities.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types, with the format's version. None stands for a number that is not finite: a margin of a
-        candidate that diverged, and the probabilities of a run that did."""
+        """Plain JSON types, with the format's version. None stands for a number that is not finite: the margin
+        of a candidate that diverged, or a probability in a run that diverged."""
         return {"flexact_selection": VERSION, "rows": [plain(asdict(row)) for row in self.rows]}
 
     def to_frame(self) -> pandas.DataFrame:
-        """A pandas table: a row per site, a probability column per candidate. The columns lead, standard_error, z and
-        steps are the evidence against the runner-up, empty where there is none."""
+        """A pandas table with one row per site or channel, and one column of probabilities per candidate. The columns
+        lead, standard_error, z and steps have the evidence against the runner-up; without evidence they are empty."""
         try:
             import pandas
         except ImportError:
@@ -99,8 +99,8 @@ class Selection:
 def selection(model: nn.Module) -> Selection:
     """What each site of a model picks now, and how certain that is; prints as a table.
 
-    Before the commitment a row has the pick's probability and its margin over the runner-up's; after it, by how much
-    the pick led the runner-up when that was dropped.
+    Before the commitment, a row shows the probability of the pick and its margin over the runner-up's probability.
+    After the commitment, it shows by how much the pick was ahead of the runner-up when the runner-up was dropped.
 
     >>> import torch, flexact
     >>> model = flexact.convert(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
@@ -175,6 +175,6 @@ def _contest(found: list[float]) -> Contest | None:
 
 
 def _dropped_last(at: Mapping[int, int], contests: Mapping[int, Contest], logits: list[float]) -> int | None:
-    """The last dropped candidate; of several, the one with the smallest z, or without evidence the likeliest one."""
+    """The last dropped candidate; of several, the one with the smallest z or, without evidence, the likeliest one."""
     last = [k for k, step in at.items() if step == max(at.values())]
     return min(last, key=lambda k: (contests[k].z if k in contests else math.inf, -logits[k]), default=None)

@@ -21,7 +21,7 @@ _MIN_WIDTH = 24
 
 @dataclass(frozen=True)
 class Row:
-    """One site, or one channel of it: its pick, and by how much that leads."""
+    """One site, or one of its channels: the pick, and by how much it leads."""
 
     site: str
     channel: int | None
@@ -31,8 +31,8 @@ class Row:
     """The candidate that leads now. None while those left are equally likely, as before training and in a trial."""
     probability: float
     runner_up: str | None
-    """The second likeliest candidate. Once the row is committed: the one that was dropped last, and of several the one
-    with the smallest margin in standard errors."""
+    """Before the commitment: the second likeliest candidate. After it: the candidate that was dropped last; if several
+    were, the one with the smallest margin in standard errors."""
     margin: float
     """The probability of the pick minus that of the next remaining candidate."""
     committed: bool
@@ -43,10 +43,10 @@ class Row:
     dropped: dict[str, int]
     """The step at which each dropped candidate was dropped."""
     evidence: dict[str, Contest]
-    """The margin of each dropped candidate when it was dropped; candidates dropped without evidence are left out. For
-    the original: in the round of a blend in which it first was significantly behind."""
+    """The margin of each dropped candidate when it was dropped; candidates dropped without evidence are left out. In a
+    blend, the evidence against the original is that of the first round in which it was significantly behind."""
     trying: str | None = None
-    """In a trial: the candidate that is being trained."""
+    """The candidate that is being trained, in a trial; otherwise None."""
 
     @property
     def key(self) -> str:
@@ -131,7 +131,7 @@ def _pick(row: Row) -> str:
 
 
 def drops_by_step(dropped: Mapping[str, int]) -> list[str]:
-    """What was dropped, by step.
+    """Return the dropped candidates by step.
 
     >>> drops_by_step({"sine": 500, "elu": 350, "tanh": 350})
     ['elu tanh (350)', 'sine (500)']
@@ -152,8 +152,8 @@ def legend(rows: Sequence[Row], columns: Mapping[str, Sequence[str]]) -> list[st
         "z (original): the lead over the original activation, in standard errors": "z (original)" in columns,
         f"(undecided): no significant lead (z >= {SIGNIFICANT:g}) over the original, or over the runner-up if the "
         "original was kept": any(row.committed and not row.decided for row in rows),
-        "A negative lead means that the runner-up had the better evidence: the original stayed because that lead was "
-        "not significant, or the mixing weights and the evidence disagree.": any(
+        "A negative lead means that the runner-up had the better evidence: the original was kept because that evidence "
+        "was not significant, or the mixing weights and the evidence disagree.": any(
             row.lead is not None and row.lead.margin < 0 for row in rows
         ),
     }

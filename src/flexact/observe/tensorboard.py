@@ -36,7 +36,8 @@ class Board:
     def show(self, history: Records, now: Selection) -> None:
         """Write the last record.
 
-        A curve is the mean over channels. The histogram of the logits leaves out eliminated candidates.
+        The curve of a site that picks per channel is the mean over its channels. The histogram of the logits leaves out
+        dropped candidates.
         """
         last = history[-1]
         step = last["step"]

@@ -18,7 +18,7 @@ __all__ = ["compare", "data", "reproduce"]
 
 reproduce = typer.Typer(help="Run one study, or all of them, and write its result folder.", no_args_is_help=True)
 for study in STUDIES.values():
-    reproduce.command(study.name, help=study.title + ".")(command_of(study))
+    reproduce.command(study.name, help=study.title)(command_of(study))
 for command in (overhead, cifar, glue, picks):
     reproduce.command()(command)
 reproduce.command("all")(all_studies)

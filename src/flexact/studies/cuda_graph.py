@@ -49,8 +49,8 @@ def wait(device: torch.device) -> None:
 def captured_by_thread(
     work: Callable[[], object], network: nn.Module, device: torch.device
 ) -> tuple[Callable[[], None], list[Any]]:
-    """Return a replay of a training step, and what must live as long as the replay: the tables that it reads, which
-    routers and sites replace at times.
+    """Return a function that replays a training step, and the tables that the replay reads. The caller must keep the
+    tables as long as the function, because routers and sites replace theirs at times.
 
     torch.cuda.graph is not used, because it synchronizes the whole device and collects garbage, which is too slow while
     other threads train.
@@ -88,13 +88,13 @@ class Graph:
 
 
 class GraphedTraining(ABC):
-    """The training of a network in steps. On a GPU a step is a CUDA graph, except for the first steps, which are eager,
-    and for as many after each change of the routing.
+    """The training of a network in steps. On a GPU, a step replays a CUDA graph; the first `EAGER_STEPS` steps, and as
+    many after each change of the routing, are eager.
 
-    What a step trains on and its learning rate are rows of tables on the device, at a place that the step itself
-    advances. So the host only launches steps, and a restart sets the place. A longer run starts over.
+    A step reads its data indices and its learning rate from tables on the device, at a position that it advances
+    itself. So the host only launches steps, and a rewind only sets the position. After the last row, the first follows.
 
-    order: the integers that the steps read, such as indices of data; a row per step. rates: the learning rates.
+    order: the integers that the steps read, such as data indices, with one row per step. rates: the learning rates.
     """
 
     optimizer: torch.optim.Optimizer

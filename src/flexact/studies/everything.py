@@ -1,4 +1,4 @@
-"""The command `flexact reproduce all`: all studies of the paper, one after the other, and how long they take."""
+"""The command `flexact reproduce all`: the paper's studies and the benchmark of picks, and how long they take."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from flexact.studies.synthetic.studies import STUDIES
 MAIN = ("relu", "gelu", "flexact-penultimate", "flexact-all")
 """The methods of CIFAR that have the most seeds."""
 PICKING = ("relu", "flexact-penultimate", "flexact-all")
-"""The methods for which the candidates matter, and what they are compared with."""
+"""The methods that pick, and their baseline."""
 RIVALS = tuple(method for method in USUAL if method not in MAIN)
 FIRST_SEED = 100
 """The first seed of CIFAR and of the benchmark of picks. Lower ones were seen when candidates were chosen."""
@@ -57,7 +57,7 @@ class Stage:
 
 
 def stages(budget: str) -> list[Stage]:
-    """The stages of a budget: short trains CIFAR for 30 epochs, paper for 200 with the paper's 10 seeds throughout."""
+    """The stages of a budget: short trains CIFAR for 30 epochs, and paper for 200 with 10 seeds of every method."""
 
     def images(
         methods: tuple[str, ...],
@@ -118,7 +118,9 @@ def hours(stage: Stage, results: Path) -> float:
     if not (results / path).is_file():
         return math.nan
     with (results / path).open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row.get("stage") != "picking"]  # few steps, not a cell
+        rows = [
+            row for row in csv.DictReader(file) if row.get("stage") != "picking"
+        ]  # most steps are trained with the pick
     slowest = max(map(seconds, rows))
     found = {kind: fmean(seconds(row) for row in rows if row[column] == kind) for kind in {row[column] for row in rows}}
     kinds = [cell if isinstance(cell, str) else getattr(cell, column) for cell in stage.cells]

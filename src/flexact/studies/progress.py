@@ -20,7 +20,7 @@ class Progress:
 
     @contextmanager
     def over(self, count: int, done: int = 0) -> Iterator[None]:
-        """Show progress while the work runs. count: the number of pieces; done: that of pieces finished earlier."""
+        """Show progress while the work runs. count: the number of pieces. done: how many were finished earlier."""
         self._earlier, self._finished, self._every, self._start = done, 0, done + count, time.monotonic()
         if self.quiet or not sys.stderr.isatty():
             yield

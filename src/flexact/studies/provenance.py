@@ -1,4 +1,4 @@
-"""The provenance of a measurement, which every committed CSV contains next to its numbers."""
+"""The provenance of a measurement: for the rows of a CSV file, or for the config.json next to it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flexact.io.result_folder import VERSION
 
 
 def provenance() -> dict[str, str]:
-    """Device, torch version, commit (with "+" if there are uncommitted changes) and date.
+    """Return device, torch version, commit (with "+" if there are uncommitted changes) and date.
 
     >>> list(provenance())
     ['device', 'torch', 'commit', 'date']
@@ -31,8 +31,7 @@ def provenance() -> dict[str, str]:
 
 
 def run_config(study: str, title: str, **settings: Any) -> dict[str, Any]:
-    """The content of a study's config.json, in plain JSON types: its settings, and everything else that the results
-    depend on."""
+    """Return the content of a study's config.json in plain JSON types: its settings, versions and provenance."""
     try:
         own = version("flexact")
     except PackageNotFoundError:
@@ -45,7 +44,7 @@ def run_config(study: str, title: str, **settings: Any) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The name of the CPU."""
+    """Return the name of the CPU."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -55,7 +54,7 @@ def processor() -> str:
 
 
 def _commit() -> str:
-    """FLEXACT_COMMIT if it is set, else the commit of the checkout that contains this file; empty without either."""
+    """Return FLEXACT_COMMIT if it is set, else the commit of the checkout that contains this file, else ""."""
     if given := os.environ.get("FLEXACT_COMMIT"):
         return given
     try:

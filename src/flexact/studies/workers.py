@@ -34,11 +34,11 @@ class Answer:
 
 
 class NotStarted(FlexActError):
-    """A worker process failed to import the script of this process, as every other one would."""
+    """A worker process failed to import the script of this process. Every other worker would fail, too."""
 
 
 class Workers(Protocol):
-    """Runs tasks. `submit` is called while fewer than `size` tasks are running."""
+    """What an engine has to provide. `submit` is called while fewer than `size` tasks are running."""
 
     size: int
 

@@ -33,7 +33,7 @@ from flexact.studies.grid.study import picked
 CPU = torch.device("cpu")
 SMALL = {"resnet18": (1, 1)}
 SHORT_ROUNDS = {"round_steps": 4}
-"""Four candidates are picked from in two rounds, so the weights are rewound after step 8, in the second epoch."""
+"""Picking from four candidates takes two rounds, so the weights are rewound after step 8, in the second epoch."""
 PROTOCOL = Protocol(epochs=4, batch=8, lr=0.02, width=4, evaluate_every=2, checkpoint_minutes=0, changes=SHORT_ROUNDS)
 PICKS = Cell("cifar10", "resnet18", "flexact-all", 0)
 RELU = Cell("cifar10", "resnet18", "relu", 0)

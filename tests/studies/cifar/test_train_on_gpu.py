@@ -29,7 +29,7 @@ CUDA = torch.device("cuda")
 PROTOCOL = Protocol(
     epochs=4, batch=32, lr=0.02, width=16, evaluate_every=2, checkpoint_minutes=0, changes={"round_steps": 10}
 )
-"""Of 15 steps per epoch; the weights are rewound after step 20, in the second epoch of picking."""
+"""An epoch has 15 steps, and the weights are rewound after step 20, in the second epoch of picking."""
 
 
 @pytest.fixture(scope="module")

@@ -128,7 +128,7 @@ def test_a_signal_stops_a_training_that_does_not_handle_it(folder: Path, engine:
     _, output = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM
     assert "stopped by SIGTERM; 0 of 10 cells kept; the others resume from their last checkpoints, or" in output
-    assert "Continue with: " in output
+    assert "Resume with: " in output
     assert results(folder / "out") == {}
 
 

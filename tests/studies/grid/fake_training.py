@@ -26,7 +26,7 @@ from flexact.studies.cifar.protocol import Cell, Grid, Protocol, Result
 from flexact.studies.cifar.study import STUDY
 from flexact.studies.cifar.train import CHECKPOINT
 from flexact.studies.grid.engines import engine
-from flexact.studies.grid.run import Stopped, run
+from flexact.studies.grid.run import GridStopped, run
 from flexact.studies.grid.store import Store
 from flexact.studies.grid.study import picks_column
 
@@ -111,7 +111,7 @@ def main(out: str, data: str, methods: str, name: str = "local", *flags: str) ->
         own = engine(name, "cpu", None, address)
         resume = "--resume" in flags
         run(store_in(Path(out)), [grid], Protocol(epochs=EPOCHS), Path(data), own, resume=resume)
-    except Stopped as stopped:
+    except GridStopped as stopped:
         print(stopped)
         return 128 + stopped.number
     return 0

@@ -35,7 +35,7 @@ SEEN: dict[str, list[list[float]]] = {
         [0.004733, 0.691367, 0.303900],
     ],
 }
-"""What is seen of linear RGB: Machado, Oliveira and Fernandes (2009), severity 1."""
+"""Matrices from linear RGB to what is seen: Machado, Oliveira and Fernandes (2009), severity 1."""
 XYZ = torch.tensor([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
 
 

@@ -15,7 +15,7 @@ import torch
 
 from flexact import FlexActError
 from flexact.studies.cuda_graph import DEVICE, released
-from flexact.studies.grid.cell_task import Task, run_task
+from flexact.studies.grid.cell_task import CellTask, run_task
 from flexact.studies.grid.engines import engine
 from flexact.studies.grid.run import run
 from flexact.studies.picks.protocol import Cell, Grid, Protocol, Result
@@ -44,9 +44,9 @@ def test_cells_in_threads_have_the_results_of_sequential_cells(tmp_path: Path) -
     assert results(tmp_path / "threads", engine("streams", "cpu", 3, None)) == expected
 
 
-def tasks_of(train: Callable[..., Any], folder: Path, count: int) -> list[Task]:
+def tasks_of(train: Callable[..., Any], folder: Path, count: int) -> list[CellTask]:
     return [
-        Task(Cell("tabular", "fixed-relu", seed), None, folder / str(seed), folder, train, load=None)
+        CellTask(Cell("tabular", "fixed-relu", seed), None, folder / str(seed), folder, train, load=None)
         for seed in range(count)
     ]
 
@@ -57,7 +57,7 @@ class Grown:
     def __init__(self) -> None:
         self.answers: dict[int, Answer] = {}
 
-    def __call__(self, task: Task, answer: Answer) -> None:
+    def __call__(self, task: CellTask, answer: Answer) -> None:
         assert task.cell.seed not in self.answers
         self.answers[task.cell.seed] = answer
 

@@ -12,20 +12,22 @@ import torch
 
 from flexact.studies.picks.protocol import Result
 from flexact.studies.picks.tasks import TASKS
-from flexact.studies.picks.train import FOLDER, Setting
+from flexact.studies.picks.train import FOLDER, RunContext
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def setting(tmp_path: Path) -> Callable[..., Setting]:
+def make_context(tmp_path: Path) -> Callable[..., RunContext]:
     """Returns a function that sets up a task for a number of steps, in a grid's folder."""
 
     def set_up(
         name: str = "tabular", steps: int = 20, seed: int = 0, device: torch.device = CPU, **changes: Any
-    ) -> Setting:
+    ) -> RunContext:
         task = replace(TASKS[name], steps=steps, **changes)
-        return Setting(task, task.problem(seed, device, None), seed, device, tmp_path / FOLDER, f"{name}-test-{seed}")
+        return RunContext(
+            task, task.problem(seed, device, None), seed, device, tmp_path / FOLDER, f"{name}-test-{seed}"
+        )
 
     return set_up
 

@@ -20,7 +20,7 @@ from flexact.studies.picks.protocol import Cell, Protocol, Result, policy
 from flexact.studies.picks.tasks import TASKS
 from flexact.studies.picks.train import (
     FILE,
-    Setting,
+    RunContext,
     flexact_run,
     further_steps,
     picked_at_random,
@@ -29,7 +29,7 @@ from flexact.studies.picks.train import (
     train_cell,
 )
 
-Set = Callable[..., Setting]
+MakeContext = Callable[..., RunContext]
 SHORT = Protocol(steps=30)
 pytestmark = pytest.mark.filterwarnings("ignore:.*steps are few for a pick")
 
@@ -71,22 +71,22 @@ def test_flexact_writes_its_picks_after_picking(tmp_path: Path) -> None:
     assert 0 < found["seconds"] < done.seconds
 
 
-def test_flexact_one_picks_one_candidate_for_all_sites(setting: Set) -> None:
-    picks = flexact_run(setting("coordinates", steps=30), share="model")[1].picks
+def test_flexact_one_picks_one_candidate_for_all_sites(make_context: MakeContext) -> None:
+    picks = flexact_run(make_context("coordinates", steps=30), share="model")[1].picks
     assert len(picks) == 4
     assert len(set(picks.values())) == 1
 
 
-def test_random_picks_depend_on_task_and_seed_only(setting: Set) -> None:
-    first = picked_at_random(setting())
-    assert first == picked_at_random(setting())
+def test_random_picks_depend_on_task_and_seed_only(make_context: MakeContext) -> None:
+    first = picked_at_random(make_context())
+    assert first == picked_at_random(make_context())
     assert (first.steps, first.seconds) == (0, 0.0)
-    many = [tuple(picked_at_random(setting(seed=seed)).picks.values()) for seed in range(40)]
+    many = [tuple(picked_at_random(make_context(seed=seed)).picks.values()) for seed in range(40)]
     assert {pick for picks in many for pick in picks} == set(TASKS["tabular"].candidates)
 
 
-def test_flexact_sites_picks_for_each_site_by_a_blend(setting: Set) -> None:
-    training, found = flexact_run(setting("coordinates", steps=60), share="site")
+def test_flexact_sites_picks_for_each_site_by_a_blend(make_context: MakeContext) -> None:
+    training, found = flexact_run(make_context("coordinates", steps=60), share="site")
     assert training.schedule is not None
     assert training.schedule.committed
     assert len(found.picks) == 4
@@ -94,8 +94,8 @@ def test_flexact_sites_picks_for_each_site_by_a_blend(setting: Set) -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 7, 40, 2000, 8000])
-def test_flexact_trains_its_picks_as_long_as_a_plain_run(steps: int, setting: Set) -> None:
-    one = setting(steps=steps)
+def test_flexact_trains_its_picks_as_long_as_a_plain_run(steps: int, make_context: MakeContext) -> None:
+    one = make_context(steps=steps)
     network = flexact.convert(one.network(), config=policy(one.task, 0))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -104,9 +104,9 @@ def test_flexact_trains_its_picks_as_long_as_a_plain_run(steps: int, setting: Se
     assert schedule._plan.network_steps == steps
 
 
-def test_the_cost_of_a_trial_is_the_training_of_its_losers(setting: Set) -> None:
+def test_the_cost_of_a_trial_is_the_training_of_its_losers(make_context: MakeContext) -> None:
     """7 candidates for 75 steps, 4 for 75 more, 2 for 150 more, of which 300 steps are the winner's own."""
-    assert further_steps(setting(steps=8000)) == 7 * 105 + 4 * 105 + 2 * 210 - 420
+    assert further_steps(make_context(steps=8000)) == 7 * 105 + 4 * 105 + 2 * 210 - 420
 
 
 @pytest.mark.parametrize("task", ["tabular", "coordinates"])
@@ -136,17 +136,17 @@ def test_a_race_ends_with_one_network_and_within_its_steps(count: int) -> None:
 
 
 def test_the_race_costs_as_much_as_picking_and_drops_diverged_networks(
-    setting: Set, monkeypatch: pytest.MonkeyPatch
+    make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     losses = {"relu": 3.0, "gelu": math.inf, "silu": 2.5, "elu": 1.0, "tanh": 0.5, "sigmoid": math.inf, "identity": 9.0}
     ran: list[tuple[str, int]] = []
 
-    def raced(one: Setting, candidate: str, steps: int) -> tuple[float, float]:
+    def raced(one: RunContext, candidate: str, steps: int) -> tuple[float, float]:
         ran.append((candidate, steps))
         return losses[candidate], 1.0
 
     monkeypatch.setattr(train, "_raced", raced)
-    one = setting(steps=8000)
+    one = make_context(steps=8000)
     found = picked_by_race(one)
     assert found.picks == one.everywhere("tanh")
     assert found.steps == sum(steps for _, steps in ran)
@@ -155,12 +155,12 @@ def test_the_race_costs_as_much_as_picking_and_drops_diverged_networks(
     assert 0.95 * further_steps(one) < found.steps <= further_steps(one)
 
 
-def test_the_race_finds_the_best_network(setting: Set) -> None:
-    found = picked_by_race(setting(steps=300))
+def test_the_race_finds_the_best_network(make_context: MakeContext) -> None:
+    found = picked_by_race(make_context(steps=300))
     assert set(found.picks.values()) <= {"identity", "tanh", "elu"}  # after 300 steps no other is near
 
 
-def test_a_network_that_diverges_in_the_race_is_last(setting: Set) -> None:
-    loss, seconds = train._raced(setting(lr=1e12, optimizer="sgd"), "relu", 20)
+def test_a_network_that_diverges_in_the_race_is_last(make_context: MakeContext) -> None:
+    loss, seconds = train._raced(make_context(lr=1e12, optimizer="sgd"), "relu", 20)
     assert loss == math.inf
     assert seconds > 0

@@ -15,7 +15,7 @@ from flexact.routing.sites import sites_of
 from flexact.studies.cifar_data.data import Images, load
 from flexact.studies.picks.task import Task
 from flexact.studies.picks.tasks import TASKS, cifar, gpt, parts, physics, regression
-from flexact.studies.picks.train import Setting
+from flexact.studies.picks.train import RunContext
 from flexact.studies.picks.training import Training
 
 CPU = torch.device("cpu")
@@ -38,20 +38,20 @@ def task(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Tas
     return TASKS[request.param]
 
 
-def settle(task: Task, data: Images, seed: int = 0) -> Setting:
-    return Setting(task, task.problem(0, CPU, data), seed, CPU, Path("unused"), task.name)
+def context_of(task: Task, data: Images, seed: int = 0) -> RunContext:
+    return RunContext(task, task.problem(0, CPU, data), seed, CPU, Path("unused"), task.name)
 
 
 def test_a_task_trains_its_plain_and_its_converted_network(task: Task, data: Images) -> None:
-    setting = settle(task, data)
-    problem, names = setting.problem, setting.sites
+    context = context_of(task, data)
+    problem, names = context.problem, context.sites
     assert len(names) >= 3
-    plain = setting.plain(setting.everywhere(task.candidates[1]), 2)
+    plain = context.plain(context.everywhere(task.candidates[1]), 2)
     plain.run(2)
     assert math.isfinite(plain.evaluate(problem.score))
     assert math.isfinite(plain.evaluate(problem.held_out_loss))
 
-    flexible = convert(setting.network(), config=FlexConfig(candidates=task.candidates))
+    flexible = convert(context.network(), config=FlexConfig(candidates=task.candidates))
     assert [site.name for site in sites_of(flexible)] == names
     training = Training(task, problem, flexible, 0, CPU, 2)
     training.schedule = Schedule(flexible, 2, training.optimizer)
@@ -61,16 +61,16 @@ def test_a_task_trains_its_plain_and_its_converted_network(task: Task, data: Ima
 
 
 def test_the_first_candidate_is_the_networks_own_activation(task: Task, data: Images) -> None:
-    setting = settle(task, data)
-    network, replaced = setting.network(), setting.plain(setting.everywhere(task.original), 1).network
-    for name in setting.sites:
+    context = context_of(task, data)
+    network, replaced = context.network(), context.plain(context.everywhere(task.original), 1).network
+    for name in context.sites:
         assert type(replaced.get_submodule(name)) is type(network.get_submodule(name))
     assert len(set(task.candidates)) == len(task.candidates) >= 4
 
 
 def test_a_seed_decides_the_weights_and_the_order_of_the_data(task: Task, data: Images) -> None:
     problem = task.problem(0, CPU, data)
-    first, again, other = (next(settle(task, data, seed).network().parameters()) for seed in (0, 0, 1))
+    first, again, other = (next(context_of(task, data, seed).network().parameters()) for seed in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     orders = [problem.order(5, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)]

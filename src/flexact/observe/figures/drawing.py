@@ -1,6 +1,5 @@
-"""What the figures share: their style, and parts that are drawn with matplotlib (needs flexact[plots]).
-
-matplotlib is imported when a figure is drawn.
+"""What the figures share: their style, and the parts that they draw with matplotlib (needs flexact[plots]), which is
+imported when a figure is drawn.
 """
 
 from __future__ import annotations
@@ -160,7 +159,7 @@ def row_inches(rows: int, side_by_side: int = 1) -> float:
 
 
 def name_rows(ax: Axes, names: Sequence[str]) -> None:
-    """Name the rows of a panel, from top to bottom. Of many rows every n-th is named."""
+    """Name the rows of a panel, from top to bottom. If there are many, only every n-th is named."""
     every = max(1, len(names) // 60)
     ax.set_yticks(range(0, len(names), every), cut(names, _LONGEST_NAME)[::every])
     ax.set_ylim(len(names) - 0.5, -0.5)

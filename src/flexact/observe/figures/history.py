@@ -121,7 +121,7 @@ def curves(history: Records, stem: str = "history") -> Picture:
 
 @style()
 def numbers(history: Records, stem: str = "history") -> Picture:
-    """Draw the other recorded numbers, such as loss and accuracy; in a trial, with one line per candidate."""
+    """Draw the recorded numbers, such as loss and accuracy, with a panel each; in a trial, one line per candidate."""
     names = number_names(history)
     if not names:
         raise FlexActError(

@@ -32,7 +32,7 @@ _PALEST = 0.2
 @style()
 def network(history: Records, stem: str = "history") -> Picture:
     """Draw the final pick of each site in execution order, by stage; the paler a site, the less sure its pick. Sites
-    that committed without significant evidence are grey. A tile has the number of its block."""
+    that committed without significant evidence are grey. Each tile shows the number of its block."""
     found = {one.site: one for one in outcomes(history)}
     colours = candidate_colours(by_site(history[-1:])[0]) | {_UNDECIDED: GREY}
     lines = [
@@ -139,9 +139,9 @@ def _category(one: Row) -> str:
 
 
 def _confidence(one: Row) -> float:
-    """Return a number from 0 to 1. Once committed: the confidence level at which the deciding margin excludes 0 (0.95
-    for z = 1.96), and 0 without evidence. Before that, and for sites that pick per channel: the margin between the
-    probabilities."""
+    """Return a number from 0 to 1. After the commitment, it is the confidence level at which the deciding margin
+    excludes 0 (0.95 for z = 1.96), or 0 without evidence. Before it, and for sites that pick per channel, it is the
+    margin between the probabilities."""
     if one.deciding is not None:
         return math.erf(max(0.0, one.deciding.z) / math.sqrt(2))
     return 0.0 if one.committed and one.dropped else max(0.0, one.margin)  # the margin is NaN if the run diverged

@@ -26,12 +26,14 @@ from flexact.studies.cifar_resnets import BLOCKS, BasicBlock, ResNet
 BASELINE = "relu"
 PLACEMENTS: dict[str, slice] = {"flexact-penultimate": slice(-1, None), "flexact-all": slice(None)}
 """The blocks that pick, for each method that picks."""
-METHODS: tuple[str, ...] = (BASELINE, "prelu", "swish_beta", "affine", "parametric", "splash", "deu", *PLACEMENTS)
+LEARNABLE: tuple[str, ...] = ("prelu", "swish_beta", "affine", "parametric", "splash", "deu")
+"""The methods that are baselines of `flexact.baselines`."""
+METHODS: tuple[str, ...] = (BASELINE, *LEARNABLE, *PLACEMENTS)
 """The methods that the paper compares or discusses."""
 FIXED: tuple[str, ...] = tuple(name for name in known_names() if name != BASELINE)
 """Other activations that all blocks can have."""
 USUAL: tuple[str, ...] = (BASELINE, "gelu", "silu", "mish", *METHODS[1:])
-"""The default methods, in the order of tables: those of the paper, and the activations that are common today."""
+"""The default methods, in the order of the tables: those of the paper, and the activations that are common today."""
 
 
 def build(model: str, method: str, classes: int, config: FlexConfig | None = None, width: int = 64) -> nn.Module:

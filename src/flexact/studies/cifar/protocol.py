@@ -90,7 +90,7 @@ class Grid(Choices):
         tuple[str, ...],
         Setting(
             f"{', '.join(USUAL)}; or another candidate's name, such as elu, for that activation in all blocks.",
-            f"the first {len(USUAL)}",
+            f"the {len(USUAL)} names before the semicolon",
             known=METHODS + FIXED,
         ),
     ] = USUAL
@@ -107,7 +107,7 @@ class Result(NamedTuple):
     seed: int
     state: str
     accuracy: float = math.nan
-    """In percent, of the extracted network on the test images."""
+    """The accuracy of the extracted network on the test images, in percent."""
     loss: float = math.nan
     """The loss of the last epoch."""
     epochs: int = 0
@@ -119,7 +119,7 @@ class Result(NamedTuple):
     """Site and pick in order of depth, as "layer1.0=relu layer1.1=tanh"; empty for methods that do not pick."""
     error: str = ""
     device: str = ""
-    """Several, as "NVIDIA H200 + cpu", if a run was resumed on another device."""
+    """The device, or several ("NVIDIA H200 + cpu") if the run was resumed on another device."""
     torch: str = ""
     commit: str = ""
     date: str = ""

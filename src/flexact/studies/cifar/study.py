@@ -12,7 +12,7 @@ from flexact.observe.figures import drawing
 from flexact.observe.figures.colours import candidate_colours
 from flexact.observe.figures.drawing import Picture, style
 from flexact.report.page import Section, markdown
-from flexact.studies.cifar.methods import FIXED, METHODS
+from flexact.studies.cifar.methods import BASELINE, FIXED, LEARNABLE, METHODS, PLACEMENTS
 from flexact.studies.cifar.protocol import Cell, Grid, Protocol, Result
 from flexact.studies.cifar.table import in_order, table, title
 from flexact.studies.cifar.train import train_cell
@@ -49,12 +49,15 @@ STUDY = GridStudy(
 Store = functools.partial(GridStore, study=STUDY)
 """The folder of one grid."""
 
-
-_RIVALS = ("#e69f00", "#009e73", "#cc79a7", "#666666", "#7a3d1f", "#1e002d")
-_IN_ORDER = (report.BASELINE_COLOUR, *_RIVALS, report.PENULTIMATE_COLOUR, report.FLEXACT_COLOUR)
-COLOURS = dict(zip(METHODS, _IN_ORDER, strict=True)) | candidate_colours(FIXED)
+_LEARNABLE_COLOURS = ("#e69f00", "#009e73", "#cc79a7", "#666666", "#7a3d1f", "#1e002d")
+COLOURS = {
+    BASELINE: report.BASELINE_COLOUR,
+    **dict(zip(LEARNABLE, _LEARNABLE_COLOURS, strict=True)),
+    **dict(zip(PLACEMENTS, (report.PENULTIMATE_COLOUR, report.FLEXACT_COLOUR), strict=True)),
+    **candidate_colours(FIXED),
+}
 """The colour of each method in all figures; a fixed activation has the colour of its candidate."""
-DASHES = dict.fromkeys(METHODS[1:-2], "--") | dict.fromkeys(FIXED, ":")
+DASHES = dict.fromkeys(LEARNABLE, "--") | dict.fromkeys(FIXED, ":")
 """The line styles of the methods whose line is not solid."""
 
 
@@ -101,7 +104,7 @@ def _draw_accuracies(ax: Axes, curves: dict[Cell, dict[int, float]], first: int)
 
 
 def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
-    """Accuracy and selection by depth of the cells that are done."""
+    """The table, the accuracy over epochs and the picks by depth. Unfinished cells are drawn up to their last epoch."""
     store = Store(folder)
     curves = {cell: curve for cell in store.asked() if (curve := read_curve(store.cell_folder(cell)))}
     figure = accuracy_curves(curves)

@@ -42,13 +42,13 @@ class Epoch(NamedTuple):
     """One line of curve.csv."""
 
     epoch: int
-    """From 1."""
+    """The number of the epoch, from 1."""
     loss: float
     """Mean cross-entropy over the epoch's steps."""
     train_accuracy: float
-    """In percent, on the augmented images, over the epoch."""
+    """The accuracy on the augmented images of the epoch, in percent."""
     test_accuracy: float | None
-    """In percent, of the network as it would be extracted; None (an empty cell) if it was not evaluated."""
+    """The accuracy of the extracted network, in percent; None (an empty cell) if it was not evaluated."""
     lr: float
     """The learning rate of the epoch's last step."""
     seconds: float
@@ -65,7 +65,8 @@ def train_cell(
     device: torch.device,
     stop: Callable[[], bool] = lambda: False,
 ) -> Result:
-    """Train a cell, or resume it from the checkpoint in its folder; bit-identical on the same device.
+    """Train a cell, or resume it from the checkpoint in its folder. A resumed run is bit-identical to an uninterrupted
+    one on the same device.
 
     stop: called before each step; once it returns True, a checkpoint is written and `Stopped` raised.
     """
@@ -187,7 +188,7 @@ class _CellRun:
         """Save the extracted network, and return the result."""
         network, steps = self.training.network, self.training.network_steps
         step_ms = statistics.median(line.step_ms for line in self.curve)
-        if self.picking_ms:  # of two epochs, the faster one: the other also compiled kernels
+        if self.picking_ms:  # the median of two epochs is the faster one, because the other also compiled kernels
             step_ms += statistics.median_low(self.picking_ms) * (self.training.steps_done - steps) / steps
         self._check_weights()
         picking = {site.name for site in picking_sites(network)}
@@ -245,7 +246,7 @@ class _CellRun:
             ) from None
 
     def _recorder(self) -> Recorder:
-        """The history of the picks, up to the step from which this run resumes."""
+        """Return the Recorder of the picks. Its history ends at the step from which this run resumes."""
         recorder = Recorder(self.training.network, self.folder / HISTORY, resume=True)
         recorder.rewind(self.training.steps_done)
         if not recorder.history:

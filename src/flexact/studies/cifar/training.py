@@ -1,8 +1,5 @@
 """One training step: augment, forward, loss, backward, the policy's work on the logits, and the optimizer's step.
 
-On a GPU the whole step is one CUDA graph; on a CPU the same code runs eagerly. The Schedule's own step runs on the
-host, outside of the graph; if it drops candidates, the kernels change, and the graph is captured again.
-
 If the policy rewinds, a network is trained for the protocol's epochs after the rewind, on top of the picking. Learning
 rate, order and crops restart at the rewind. If picking takes longer than these epochs, their order and crops repeat.
 """

@@ -15,7 +15,8 @@ from flexact.io.value_checks import check_known
 def data(
     name: Annotated[str, typer.Argument(help="cifar10 or cifar100.", show_default=False)],
     folder: Annotated[
-        Path, typer.Option("--data", help="The folder that has the official binary files, or into which they go.")
+        Path,
+        typer.Option("--data", help="The folder of the official binary files. Missing files are downloaded to it."),
     ] = Path("data"),
     partial: Annotated[
         bool, typer.Option("--partial", help="Accept fewer images than the official ones; download nothing.")

@@ -95,7 +95,6 @@ LAYOUTS: dict[str, Layout] = {
     ),
 }
 
-
 SITE = "https://www.cs.toronto.edu/~kriz/"
 """The data sets' own page, at the University of Toronto."""
 

@@ -1,1 +1,1 @@
-"""A user's own network and training with each fixed activation and with Flex-Act, paired by seed."""
+"""Compares fixed activations and Flex-Act in a user's own network and training, paired by seed."""

@@ -62,7 +62,7 @@ class Grid(Choices):
             "original, fixed, flexact, flexact-alone",
         ),
     ] = USUAL
-    """Any names: `methods_of` checks them, and a candidate may be registered in another process only."""
+    """Only `methods_of` checks the names, because a candidate may be registered only in another process."""
     seeds: Annotated[int, Setting("Number of seeds.")] = field(default=5, kw_only=True)
 
     @property

@@ -20,10 +20,9 @@ from flexact.routing.random_state import same_random_state
 from flexact.routing.sites import sites_of
 from flexact.studies.compare.functions import Build, Functions, name_of
 from flexact.studies.compare.protocol import ALONE, Protocol
-from flexact.studies.grid.cell_task import Engine, Task
+from flexact.studies.grid.cell_task import CellTask, Ended, Engine
 from flexact.studies.grid.engines import devices
 from flexact.studies.grid.engines import engine as grid_engine
-from flexact.studies.workers import Answer
 from flexact.surgery.convert import convert
 
 
@@ -117,7 +116,7 @@ def _picks_first(engine: Engine) -> Engine:
     """The engine for parallel runs: runs that need the picks of other runs start after all others have ended.
     If one runs at a time, the order of the cells is enough."""
 
-    def run(tasks: Sequence[Task], ended: Callable[[Task, Answer], None], has_to_stop: Callable[[], bool]) -> None:
+    def run(tasks: Sequence[CellTask], ended: Ended, has_to_stop: Callable[[], bool]) -> None:
         for alone in (False, True):
             part = [task for task in tasks if (task.cell.method == ALONE) is alone]
             if part and not has_to_stop():

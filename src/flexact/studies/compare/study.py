@@ -32,7 +32,6 @@ STUDY = GridStudy(
     summary=lambda row: f"{row.score:.4g}",
 )
 
-
 Store = functools.partial(GridStore, study=STUDY)
 """The folder of one comparison, for reading."""
 

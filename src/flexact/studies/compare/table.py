@@ -105,8 +105,7 @@ def table(rows: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) -> 
     """Markdown with the finished runs, and the names of the others."""
     found = summaries(rows)
     decimals = decimals_of(found)
-    told = f"Network `{protocol.build}`, training `{protocol.train}`."
-    parts = [TITLE, told, _EXPLAINED]
+    parts = [TITLE, f"Network `{protocol.build}`, training `{protocol.train}`.", _EXPLAINED]
     if found:
         parts.append(markdown(_HEADER, [_row(one, decimals) for one in found]))
         if ORIGINAL not in {cell.method for cell in asked}:

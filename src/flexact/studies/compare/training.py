@@ -167,8 +167,8 @@ def _fixed_picks(cell: Cell, protocol: Protocol, folder: Path) -> dict[str, str]
     found = picked(json.loads(outcome.read_bytes())["picks"]) if outcome.is_file() else {}
     if not found:
         raise FlexActError(
-            f"there are no picks to train: {flexact.name} failed or did not commit. Fix the error in its row of "
-            "results.csv, then retry both."
+            f"there are no picks to train: {flexact.name} failed or did not commit. Its row of results.csv has the "
+            "error; fix its cause, then give --retry-failed or retry_failed=True."
         )
     return found
 

@@ -1,4 +1,4 @@
-"""The GLUE tasks that the paper reports: their metrics, and their rows from tsv files or the `datasets` package."""
+"""The GLUE tasks: their metrics, and their rows from tsv files or the `datasets` package."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _ALL = (
     TextTask("wnli", "WNLI", _PAIR, (1, 2), 3, _BINARY, ("accuracy",), epochs=5, majority=100 * 40 / 71),
 )
 TASKS: dict[str, TextTask] = {task.name: task for task in _ALL}
-"""The tasks in the paper's order."""
+"""The tasks, in the paper's order. A task that the paper does not have comes last."""
 USUAL = ("cola", "mrpc", "stsb", "rte", "wnli")
 """The default tasks. QNLI, the paper's sixth, often lacks its training file."""
 
@@ -90,7 +90,6 @@ def measured(task: TextTask, outputs: Any, labels: Any) -> dict[str, float]:
 
 OFFICIAL, OF_DEV = "official", "of dev.tsv"
 _GIVE_FOLDER = "give --data the folder that contains GLUE's own folders (CoLA, MRPC, STS-B, ...)"
-
 
 Rows = tuple[tuple[tuple[str, ...], float], ...]
 """One or two sentences per row, and its label: the number of a class, or a score."""
@@ -134,8 +133,8 @@ def check_rows(data: TextData) -> None:
     least = 2 if data.task.is_regression else 1
     if len(data.train) < 1 or len(data.dev) < least:
         raise FlexActError(
-            f"{data.task.title} has {len(data.train)} training and {len(data.dev)} dev rows; it needs 1 and {least} or "
-            f"more. Give --limit {least} or more, or the benchmark's own files."
+            f"{data.task.title} has {len(data.train)} training and {len(data.dev)} dev rows; it needs at least 1 "
+            f"and {least}. Give --limit {least} or more, or the benchmark's own files."
         )
 
 

@@ -13,7 +13,7 @@ from flexact.studies.grid.study import Choices, GridCell, PickingProtocol, Setti
 
 BASELINE = "fixed"
 PLACEMENTS: dict[str, str] = {"flexact-penultimate": "penultimate", "flexact-all": "all"}
-"""`where` of each method that picks: the last activation before the classifier, which is the pooler's, or all."""
+"""The argument `where` of each method that picks: the pooler's activation, which is the last one, or all."""
 METHODS: tuple[str, ...] = (BASELINE, *PLACEMENTS)
 PRETRAINED: dict[str, Any] = {"init": "original", "warmup": 0.3}
 """Changes to every policy: sites start at the original activation, and wait until the new head has settled
@@ -101,7 +101,7 @@ class Grid(Choices):
     ['rte-fixed-0', 'rte-flexact-all-0']
     """
 
-    tasks: Annotated[tuple[str, ...], Setting(f"{', '.join(TASKS)}.", "all but qnli", known=tuple(TASKS))] = USUAL
+    tasks: Annotated[tuple[str, ...], Setting(f"{', '.join(TASKS)}.", ", ".join(USUAL), known=tuple(TASKS))] = USUAL
     methods: Annotated[tuple[str, ...], Setting(f"{', '.join(METHODS)}.", "all", known=METHODS)] = METHODS
 
     CELL: ClassVar = Cell

@@ -50,12 +50,11 @@ STUDY = GridStudy(
 Store = functools.partial(GridStore, study=STUDY)
 """The folder of one grid."""
 
-
 COLOURS = dict(zip(METHODS, (report.BASELINE_COLOUR, report.PENULTIMATE_COLOUR, report.FLEXACT_COLOUR), strict=True))
 
 
 def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
-    """Metrics and selection by depth of the cells that are done."""
+    """The metrics of the finished cells, and the picks by depth of all cells that have started."""
     store = Store(folder)
     done = report.finished(store)
     bars = _metrics(done)

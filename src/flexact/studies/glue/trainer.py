@@ -26,7 +26,6 @@ RECORDS = 20
 WINDOW = 10
 """The number of steps that are timed together."""
 
-
 _package = transformers_package()
 
 

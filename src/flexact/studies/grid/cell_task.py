@@ -53,11 +53,11 @@ def evaluated(curve: Curve, measure: str) -> dict[int, float]:
 
 
 @contextmanager
-def locked(path: Path, busy: str, patience: float = 0.0) -> Iterator[None]:
-    """Hold a lock file. If another process still holds it after `patience` seconds, raise an error with the text
-    `busy`, in which "HOLDER" becomes the name of that process."""
+def locked(path: Path, busy: str, seconds: float = 0.0) -> Iterator[None]:
+    """Hold a lock file. If another process still holds it after this many seconds, raise an error with the text `busy`,
+    in which "HOLDER" is replaced by the name of that process."""
     try:
-        with FileLock(path).acquire(timeout=patience, poll_interval=0.1):
+        with FileLock(path).acquire(timeout=seconds, poll_interval=0.1):
             path.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
             yield
     except Timeout:
@@ -75,8 +75,8 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-PATIENCE = 60.0
-"""Seconds to wait for the orphaned worker of a killed grid to release the cell's folder."""
+LOCK_SECONDS = 60.0
+"""Maximum seconds to wait until the orphaned worker of a killed grid releases the folder of its cell."""
 
 
 class Stopped(FlexActError):
@@ -84,7 +84,7 @@ class Stopped(FlexActError):
 
 
 @dataclass(frozen=True)
-class Task:
+class CellTask:
     """A cell and what its run needs. It is sent to other processes and machines."""
 
     cell: Any
@@ -97,16 +97,18 @@ class Task:
     load: Load | None
 
 
-Engine = Callable[[Sequence[Task], Callable[[Task, Answer], None], Callable[[], bool]], None]
+Ended = Callable[[CellTask, Answer], None]
+"""Receives a task that has ended and its answer."""
+Engine = Callable[[Sequence[CellTask], Ended, Callable[[], bool]], None]
 """(tasks, ended, has_to_stop): runs tasks as `workers.run_tasks` does."""
 
 
-def run_task(task: Task, device: str, stop: Callable[[], bool]) -> Answer:
+def run_task(task: CellTask, device: str, stop: Callable[[], bool]) -> Answer:
     """Run or resume a cell, and return how it ended; errors of the cell become part of the answer."""
     name = str(torch.cuda.get_device_name(device)) if device.startswith("cuda") else device
     try:
         task.folder.mkdir(parents=True, exist_ok=True)
-        with locked(task.folder / LOCK, f"HOLDER is still running in {task.folder}; stop it.", PATIENCE):
+        with locked(task.folder / LOCK, f"HOLDER is still running in {task.folder}; stop it.", LOCK_SECONDS):
             if (task.folder / OUTCOME).is_file():  # the grid was killed before it could write the result
                 return Answer("done", json.loads((task.folder / OUTCOME).read_bytes()))
             data = loaded(task.load, task.cell.data_name, task.data, task.protocol)

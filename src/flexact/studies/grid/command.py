@@ -35,7 +35,7 @@ _KIND = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 @dataclass(frozen=True)
 class GridCommand:
-    """The options that all grid commands share, the study's own options that were given, and how to run the grid."""
+    """The values of the options that all grid commands share, and those of the study's own; runs the grid."""
 
     out: Path
     engine: Annotated[
@@ -105,15 +105,15 @@ class GridCommand:
     @contextmanager
     def reported(self, store: Store) -> Iterator[None]:
         """Print the table of the grid that the body runs, or how to resume it. Exits with an error if a cell failed."""
-        from flexact.studies.grid.run import Stopped, page_of
+        from flexact.studies.grid.run import GridStopped, page_of
 
         try:
             yield
-        except Stopped as stopped:
-            print(f"flexact: {stopped} Continue with: {again()}", file=sys.stderr)
+        except GridStopped as stopped:
+            print(f"flexact: {stopped} Resume with: {again()}", file=sys.stderr)
             raise typer.Exit(128 + stopped.number) from None
         except KeyboardInterrupt:
-            then = f"continue with: {again()}" if (store.folder / CONFIG).exists() else "nothing was started."
+            then = f"resume with: {again()}" if (store.folder / CONFIG).exists() else "nothing was started."
             print(f"\ninterrupted; {then}", file=sys.stderr)
             raise typer.Exit(130) from None
         if not self.quiet:
@@ -131,8 +131,9 @@ class GridCommand:
 def grid_command(
     grid: type[Choices] | None = None, protocol: type[GridProtocol] = GridProtocol
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorates a command. Its options are the fields of the grid with a `Setting`, its own, the fields of the protocol
-    with a `Setting`, and the shared ones. It receives a `GridCommand` as its first argument."""
+    """Return a decorator that adds options to a command: the fields of the grid and of the protocol that have a
+    `Setting`, and those that all grid commands share. The command receives their values as a `GridCommand`, which is
+    its first argument, and keeps the options that it declares itself."""
 
     def decorated(command: Callable[..., None]) -> Callable[..., None]:
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
@@ -157,7 +158,8 @@ def grid_command(
 
 
 def with_settings(options: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorates a command. Its first options are the fields with a `Setting`, which it receives as its `**settings`."""
+    """Return a decorator that adds the fields that have a `Setting` as options. The command receives their values as
+    `**settings`."""
 
     def decorated(command: Callable[..., None]) -> Callable[..., None]:
         *own, _ = inspect.signature(command, eval_str=True).parameters.values()
@@ -168,7 +170,7 @@ def with_settings(options: type[Any]) -> Callable[[Callable[..., None]], Callabl
 
 
 def setting_options(kind: type[Any]) -> list[inspect.Parameter]:
-    """The options for the fields of a dataclass with a `Setting`; an option that is not given is None, or False."""
+    """Return an option per field that has a `Setting`. An option that is not given is None, or False for a flag."""
     options = []
     for name, (value, setting) in settings_of(kind).items():
         shown = setting.default or str(getattr(kind, name))

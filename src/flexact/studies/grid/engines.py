@@ -21,7 +21,7 @@ import torch
 from flexact.errors import FlexActError, missing_extra
 from flexact.io.markdown_tables import counted
 from flexact.io.value_checks import check_known
-from flexact.studies.grid.cell_task import Engine, Task, run_task, without_step_ms
+from flexact.studies.grid.cell_task import CellTask, Ended, Engine, run_task, without_step_ms
 from flexact.studies.workers import Answer, Pool, Workers, run_tasks
 
 DEFAULT_JOBS = 16
@@ -40,7 +40,7 @@ class Threads:
         self._executor = ThreadPoolExecutor(size)
         self._stop = threading.Event()
 
-    def submit(self, task: Task) -> Future[Answer]:
+    def submit(self, task: CellTask) -> Future[Answer]:
         return self._executor.submit(self._run, task)
 
     def stop(self) -> None:
@@ -49,7 +49,7 @@ class Threads:
     def close(self) -> None:
         self._executor.shutdown()
 
-    def _run(self, task: Task) -> Answer:
+    def _run(self, task: CellTask) -> Answer:
         if self._device.startswith("cuda"):
             torch.cuda.set_device(self._device)
         return run_task(task, self._device, self._stop.is_set)
@@ -77,11 +77,11 @@ def engine(name: str, device: str | None, jobs: int | None, address: str | None 
     return _engine(lambda tasks: Pool(assigned, run_task), shares=len(assigned) > len(set(assigned)))
 
 
-def _engine(workers: Callable[[Sequence[Task]], Workers], shares: bool = False) -> Engine:
+def _engine(workers: Callable[[Sequence[CellTask]], Workers], shares: bool = False) -> Engine:
     """An engine from a function that starts its workers. shares: whether cells share a device."""
 
-    def run(tasks: Sequence[Task], ended: Callable[[Task, Answer], None], has_to_stop: Callable[[], bool]) -> None:
-        def kept(task: Task, answer: Answer) -> None:
+    def run(tasks: Sequence[CellTask], ended: Ended, has_to_stop: Callable[[], bool]) -> None:
+        def kept(task: CellTask, answer: Answer) -> None:
             ended(task, without_step_ms(answer) if shares else answer)
 
         run_tasks(workers(tasks), tasks, kept, has_to_stop)
@@ -117,7 +117,7 @@ STOP = "stop"
 
 
 class Cluster:
-    """The `Workers` of the Ray engine. Each task has a GPU if the cluster has GPUs or `device` is "cuda".
+    """The `Workers` of the Ray engine. Each task has a GPU if `device` is "cuda", or None and the cluster has GPUs.
 
     Ray retries the task of a worker that died, and the cell resumes from its last checkpoint; so all machines must see
     the grid's folder and the data under the same paths.
@@ -141,7 +141,7 @@ class Cluster:
         self._device = device or ("cuda" if gpus >= 1 else "cpu")
         self._remote: Any = ray.remote(num_cpus=1, num_gpus=int(self._device == "cuda"), max_retries=RETRIES)(_work)
 
-    def submit(self, task: Task) -> Future[Answer]:
+    def submit(self, task: CellTask) -> Future[Answer]:
         (task.folder / STOP).unlink(missing_ok=True)
         future: Future[Answer] = self._remote.remote(task, self._device).future()
         self._running[future] = task.folder
@@ -161,7 +161,7 @@ class Cluster:
             self._ray.shutdown()
 
 
-def _work(task: Task, device: str) -> Answer:
+def _work(task: CellTask, device: str) -> Answer:
     """Run a cell in a worker of the cluster."""
     if device == "cuda":
         torch.cuda.set_device(0)  # a task sees only its own GPU

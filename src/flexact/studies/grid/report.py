@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flexact.observe.figures import drawing
+from flexact.observe.figures.colours import candidate_colours
 from flexact.observe.figures.drawing import Picture, style
 from flexact.observe.figures.history import pick_map
 from flexact.observe.figures.outcomes import by_site, outcomes
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 
 Records = Sequence[dict[str, Any]]
 """The records of a Recorder."""
-BASELINE_COLOUR, PENULTIMATE_COLOUR, FLEXACT_COLOUR = "#0072b2", "#9933ff", "#d55e00"
-"""The colours of the methods that every grid compares; colour-blind readers can tell them apart."""
+BASELINE_COLOUR = candidate_colours(["relu"])["relu"]
+PENULTIMATE_COLOUR, FLEXACT_COLOUR = "#9933ff", "#d55e00"
+"""The colours of the methods that every grid compares; colour-blind readers can distinguish them."""
 
 
 def mean_line(

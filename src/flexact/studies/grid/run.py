@@ -1,4 +1,4 @@
-"""Running a grid: the cells that are not done yet run, and the result of each is written as soon as it ends.
+"""Runs the cells of a grid that are not done yet, and writes the result of each as soon as it ends.
 
 A failed cell is recorded, and the grid continues. Only the process of the grid writes the results.
 """
@@ -20,7 +20,7 @@ from flexact.io.atomic_files import write_whole
 from flexact.io.markdown_tables import counted
 from flexact.io.result_folder import REPORT, TABLE
 from flexact.report.build import build, missing_packages
-from flexact.studies.grid.cell_task import Engine, Task, disk_is_full, loaded
+from flexact.studies.grid.cell_task import CellTask, Engine, disk_is_full, loaded
 from flexact.studies.grid.store import DIGESTS, PLACE, Store
 from flexact.studies.grid.study import DONE, FAILED, Choices, GridProtocol
 from flexact.studies.progress import Progress
@@ -28,7 +28,7 @@ from flexact.studies.provenance import provenance, run_config
 from flexact.studies.workers import Answer
 
 
-class Stopped(FlexActError):
+class GridStopped(FlexActError):
     """A signal stopped the grid. number: the number of the signal."""
 
     def __init__(self, message: str, number: int) -> None:
@@ -68,7 +68,7 @@ def run(
         cells = study.asked(config if grids else store.config())
         before = store.results() if resume else {}
         left = [
-            Task(cell, protocol, store.cell_folder(cell).absolute(), place, study.train, study.load)
+            CellTask(cell, protocol, store.cell_folder(cell).absolute(), place, study.train, study.load)
             for cell in cells
             if cell not in before or (retry_failed and before[cell].state == FAILED)
         ]
@@ -102,7 +102,7 @@ def page_of(folder: Path) -> str:
 class _Run:
     """A grid while its cells run."""
 
-    def __init__(self, store: Store, tasks: list[Task], made: dict[str, str], progress: Progress) -> None:
+    def __init__(self, store: Store, tasks: list[CellTask], made: dict[str, str], progress: Progress) -> None:
         self.store, self.tasks, self.made, self.progress = store, tasks, made, progress
         self.counts: Counter[str] = Counter()
         """The number of results that are written, by state."""
@@ -119,12 +119,12 @@ class _Run:
         if self.full:
             raise FlexActError(
                 f"the disk with {self.store.folder} is full ({self.full}); the grid was stopped, and its files are "
-                f"valid: {kept}. Free some space, then continue with --resume."
+                f"valid: {kept}. Free some space, then resume with --resume."
             )
         if self.signal:
-            raise Stopped(f"stopped by {signal.Signals(self.signal).name}; {kept}.", self.signal)
+            raise GridStopped(f"stopped by {signal.Signals(self.signal).name}; {kept}.", self.signal)
 
-    def _ended(self, task: Task, answer: Answer) -> None:
+    def _ended(self, task: CellTask, answer: Answer) -> None:
         """Write the result of a cell."""
         if answer.kind == "full":
             self.full = self.full or answer.error

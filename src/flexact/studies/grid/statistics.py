@@ -122,10 +122,10 @@ def seconds_ratios(pairs: Iterable[tuple[Row, Row]]) -> list[float]:
     return [one.seconds / base.seconds for one, base in pairs if one.device == base.device and base.seconds > 0]
 
 
-def figure(value: float, unit: str = "") -> str:
+def two_decimals(value: float, unit: str = "") -> str:
     """A number with two decimals; "-" for NaN.
 
-    >>> figure(0.126), figure(1.149, "×"), figure(math.nan)
+    >>> two_decimals(0.126), two_decimals(1.149, "×"), two_decimals(math.nan)
     ('0.13', '1.15×', '-')
     """
     return f"{value:.2f}{unit}" if math.isfinite(value) else "-"
@@ -133,7 +133,7 @@ def figure(value: float, unit: str = "") -> str:
 
 def times(value: float) -> str:
     """A ratio in a table."""
-    return figure(value, "×")
+    return two_decimals(value, "×")
 
 
 def step_costs(
@@ -153,7 +153,7 @@ def step_costs(
         means = [fmean(one) if one else math.nan for one in found]
         ratios = [math.nan, *(mean / means[0] for mean in means[1:])]
         cells = [
-            figure(mean) + (f" ({times(ratio)})" if math.isfinite(ratio) else "")
+            two_decimals(mean) + (f" ({times(ratio)})" if math.isfinite(ratio) else "")
             for mean, ratio in zip(means, ratios, strict=True)
         ]
         lines.append([what, device, *cells])

@@ -74,7 +74,7 @@ class Store:
         csv_rows.write(self.folder / RESULTS, self.study.row, ordered)
 
     def results(self) -> dict[Any, Row]:
-        """The result of each cell that is done or has failed; the last one if an older version wrote several."""
+        """The result of each cell that is done or has failed; if a cell has several lines, the last one."""
         path = self.folder / RESULTS
         found: list[Row] = csv_rows.read(path, self.study.row, _REMEDY)
         for number, row in enumerate(found, start=2):
@@ -114,7 +114,7 @@ class Store:
 
 
 def data_of(config: dict[str, Any]) -> dict[str, Any]:
-    """What config.json says about the data. Files of older versions lack some of it."""
+    """What config.json says about the data; a file of an earlier version may lack the digests."""
     return {DIGESTS: {}, **(config.get("data") or {})}
 
 

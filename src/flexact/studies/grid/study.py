@@ -1,4 +1,4 @@
-"""The interface between a grid and its study: protocols, cells, the options that ask for them, and result rows."""
+"""The interface between a grid and its study: protocols, cells, their options, and the rows of results.csv."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Own = TypeVar("Own", bound="GridProtocol")
 
 
 class Setting(NamedTuple):
-    """The annotation of a protocol's or a grid's field that is an option of its command."""
+    """An annotation that makes a field of a protocol or of a grid an option of the command."""
 
     help: str
     default: str = ""
@@ -128,7 +128,7 @@ Grid = TypeVar("Grid", bound="Choices")
 
 @dataclass(frozen=True)
 class Choices:
-    """The cells of a grid. A study adds a field for each name in its cells, with the names to choose."""
+    """The choice of a grid's cells. A study adds one field per name in its cells; its `Setting` has the known names."""
 
     seeds: Annotated[int, Setting("Number of seeds.")] = field(default=3, kw_only=True)
     first_seed: Annotated[int, Setting("The first seed.")] = field(default=0, kw_only=True)

@@ -58,7 +58,7 @@ class Options:
         ),
     ]
     ways: Annotated[tuple[str, ...], Setting("plain, closed_form, fused, fused_bn.", "all that the device supports")]
-    """In the order of WAYS. The compiled modes measure only the first and the last."""
+    """The implementations, in the order of `WAYS`. The compiled modes measure only the first and the last."""
     repeats: Annotated[int, Setting("Rounds of timing.", "20; 5 on a CPU")]
     batch: Annotated[int, Setting("Images per batch.", "128; 8 on a CPU")]
     width: Annotated[int, Setting("Channels of the first stage; the paper's networks have 64.", "64; 16 on a CPU")]
@@ -129,7 +129,7 @@ class Measurement(NamedTuple):
     mode: str
     quantity: str
     value: float | None = None
-    """For times, the median over rounds."""
+    """The value; of times, the median over rounds."""
     p10: float | None = None
     p90: float | None = None
     ratio: float | None = None

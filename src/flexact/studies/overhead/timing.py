@@ -55,11 +55,11 @@ def interleaved(
     """Return the milliseconds per call of each contender, one value per round, and the errors of those whose first call
     failed.
 
-    They run in turns, in an order that changes from round to round, so that whatever slows the machine down slows all
-    of them. On a GPU each burst of calls is timed by two events.
+    The contenders run in turns, in an order that changes from round to round, so that whatever slows the machine down
+    slows all of them. On a GPU each burst of calls is timed by two events.
 
     burst_ms: about how long a contender runs per round.
-    clock: the clock for other devices than a GPU; with time.process_time, other programs on the machine do not count.
+    clock: the clock for devices other than a GPU; with time.process_time, other programs on the machine do not count.
     """
     bursts: dict[Key, int] = {}
     failed: dict[Key, Exception] = {}

@@ -25,8 +25,8 @@ PLACEMENTS: dict[str, str] = {"penultimate": "penultimate", "all": "layer*"}
 
 
 class PlainSite(FlexAct):
-    """A straightforward site, in training before the first drop: candidates, blend and statistics are separate torch
-    operations."""
+    """A site whose candidates, blend and statistics are separate torch operations. It can only be used in training, and
+    only before the first drop."""
 
     def forward(self, h: Tensor) -> Tensor:
         routing = self.routing(h)
@@ -59,8 +59,8 @@ def build(
     device: torch.device,
     candidates: Sequence[str] = PAPER_CANDIDATES,
 ) -> nn.Module:
-    """Return a ResNet on its device in channels-last layout; the weights are the same in every call. Its kernels are
-    selected; raises if they do not run on the device."""
+    """Return a ResNet on its device in channels-last layout; the weights are the same in every call. Selects the
+    kernels of the implementation, and raises if they do not run on the device."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)  # not the GPU's, which a failed capture leaves unusable
         network: nn.Module = ResNet(blocks, width=width)

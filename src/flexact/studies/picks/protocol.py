@@ -107,7 +107,7 @@ class Grid(Choices):
         if not self._pairs:
             raise FlexActError(
                 f"none of the tasks {', '.join(self.tasks)} has one of the methods {', '.join(self.methods)}. A fixed "
-                "method exists for tasks with that candidate; name other --methods, such as fixed."
+                "method exists for tasks with that candidate; give other --methods, such as fixed."
             )
 
     @property

@@ -47,7 +47,6 @@ STUDY = GridStudy(
 Store = functools.partial(GridStore, study=STUDY)
 """The folder of one grid."""
 
-
 _DRAWN = (*(method for method in CHOOSING if method not in ABLATED), ORIGINAL)
 COLOURS = dict(zip(_DRAWN, ("#d55e00", "#e69f00", "#cc79a7", "#999999", "#009e73", "#0072b2"), strict=True))
 """One colour per method of the chart, distinct for colour-blind readers. Ablations are only in the tables."""

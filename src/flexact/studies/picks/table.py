@@ -14,12 +14,12 @@ from flexact.studies.grid.statistics import (
     LEVEL,
     Comparison,
     by_method,
-    figure,
     gain_and_p,
     paired,
     seconds_ratios,
     spread,
     times,
+    two_decimals,
 )
 from flexact.studies.grid.study import fixed
 from flexact.studies.picks.protocol import CHOOSING, Cell, Protocol, Result, methods_of
@@ -130,8 +130,8 @@ _EXPLAINED = (
     "seed, including picking. Times are valid only if cells did not share a device (`--jobs 1`)."
 )
 _REGRETS = ("method", "tasks", "mean regret", "largest regret", "on")
-_OVERALL = (*_REGRETS, "better than original", "significantly worse", "steps", "time")
-_TASK = ("method", "seeds", "score", "difference", "p", "regret", "steps", "time")
+_OVERALL_HEADER = (*_REGRETS, "better than original", "significantly worse", "steps", "time")
+_TASK_HEADER = ("method", "seeds", "score", "difference", "p", "regret", "steps", "time")
 
 
 def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) -> str:
@@ -141,7 +141,7 @@ def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) 
     if protocol.steps is not None:
         parts.append(f"A quick test: every plain run has {protocol.steps} steps instead of its task's own number.")
     if every := _overall(found):
-        parts.append("## All tasks\n\n" + markdown(_OVERALL, every, words=["on"]))
+        parts.append("## All tasks\n\n" + markdown(_OVERALL_HEADER, every, words=["on"]))
     for name, group in groupby(found, key=lambda one: one.task):
         task = TASKS[name]
         parts.append(
@@ -153,14 +153,14 @@ def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) 
 
 
 def _header(task: Task) -> list[str]:
-    return [f"score in {task.unit}" if name == "score" else name for name in _TASK]
+    return [f"score in {task.unit}" if name == "score" else name for name in _TASK_HEADER]
 
 
 def _row(one: Summary, task: Task) -> tuple[str, ...]:
     name = one.method + (" (original)" if one.role == ORIGINAL else "")
     cost = (times(one.steps_ratio), times(one.seconds_ratio))
     scores = (str(len(one.scores)), spread(one.scores, 3), *gain_and_p(one.against, 3))
-    return name, *scores, figure(one.regret), *cost
+    return name, *scores, two_decimals(one.regret), *cost
 
 
 def _overall(found: Sequence[Summary]) -> list[tuple[str, ...]]:
@@ -171,7 +171,7 @@ def _overall(found: Sequence[Summary]) -> list[tuple[str, ...]]:
         if not own:
             continue
         worst = max(own, key=lambda one: one.regret)
-        regrets = figure(fmean(one.regret for one in own)), figure(worst.regret), worst.task
+        regrets = two_decimals(fmean(one.regret for one in own)), two_decimals(worst.regret), worst.task
         tests = [one.against for one in own if one.against is not None]
         better = sum(test.gain > 0 for test in tests)
         worse = sum(test.gain < 0 and test.p is not None and test.p < LEVEL for test in tests)

@@ -54,11 +54,11 @@ class Task:
     steps: int = 8_000
     """Steps of a plain run."""
     lr: float = 1e-3
-    """The highest learning rate. It falls to 0 along a cosine, with AdamW after a warm-up."""
+    """The highest learning rate. It falls to 0 along a cosine; with AdamW, a warm-up comes first."""
     dataset: str = ""
     """The data set that it needs; empty if it makes its own data."""
     optimizer: Literal["adamw", "sgd"] = "adamw"
-    """With "sgd", Nesterov momentum of 0.9."""
+    """The optimizer; SGD has a Nesterov momentum of 0.9."""
     weight_decay: float = 0.0
     precision: str = "float32"
     """Precision of matrix products on a GPU: "float32", "tf32" or "bf16" (by autocast)."""

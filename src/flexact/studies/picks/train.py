@@ -1,5 +1,5 @@
-"""Trains one cell of the benchmark: how its method picks, and what picking costs. A stopped cell starts again from the
-beginning."""
+"""Trains one cell of the benchmark: its method picks, and the network with the picks is trained and scored. A stopped
+cell starts again from the beginning."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from flexact.studies.grid.study import DONE, candidate_of, picks_column
 from flexact.studies.picks.protocol import ABLATED, Cell, Protocol, Result, policy
 from flexact.studies.picks.task import Problem, Task
 from flexact.studies.picks.tasks import TASKS
-from flexact.studies.picks.training import Diverged, Training, never, number
+from flexact.studies.picks.training import Diverged, Training, never, seed_for
 
 FOLDER = "plain"
 """The folder of cached plain runs, in the grid's folder."""
@@ -54,8 +54,8 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Setting:
-    """A task's problem for one seed on a device."""
+class RunContext:
+    """What the run of a cell needs: a task's problem for one seed on a device, and where results are cached."""
 
     task: Task
     problem: Problem
@@ -81,7 +81,7 @@ class Setting:
 
     def network(self) -> nn.Module:
         """Return the network with its original activation, with the same weights for every method of a seed."""
-        torch.manual_seed(number("weights", self.seed))
+        torch.manual_seed(seed_for("weights", self.seed))
         return self.problem.network()
 
     def everywhere(self, candidate: str) -> dict[str, str]:
@@ -113,82 +113,82 @@ def train_cell(
     kept = folder.parent.parent / FOLDER
     try:
         with DEVICE, study_stream(device):
-            setting = Setting(task, task.problem(cell.seed, device, data), cell.seed, device, kept, cell.name, stop)
-            found = _outcome(cell, setting, folder)
+            context = RunContext(task, task.problem(cell.seed, device, data), cell.seed, device, kept, cell.name, stop)
+            found = _outcome(cell, context, folder)
     finally:
         gc.collect()  # a CUDA graph is part of a reference cycle, which holds its memory
     return Result(**cell.to_dict(), state=DONE, **{**vars(found), "picks": picks_column(found.picks)})
 
 
-def _outcome(cell: Cell, setting: Setting, folder: Path) -> Outcome:
+def _outcome(cell: Cell, context: RunContext, folder: Path) -> Outcome:
     candidate = candidate_of(cell.method)
     if candidate is not None:
-        return trained_alone(setting, setting.everywhere(candidate))
+        return trained_alone(context, context.everywhere(candidate))
     if cell.method == "flexact" or cell.method in ABLATED:
-        return _flexact(setting, folder, ABLATED.get(cell.method, {}))
+        return _flexact(context, folder, ABLATED.get(cell.method, {}))
     if cell.method == "random":
-        picked = picked_at_random(setting)
+        picked = picked_at_random(context)
     elif cell.method == "race":
-        picked = picked_by_race(setting)
+        picked = picked_by_race(context)
     else:  # reuse the picks of the flexact cell; if it has not picked yet, pick here, with the same result
         flexact = folder.parent / Cell(cell.task, "flexact", cell.seed).name
-        picked = _read(flexact / FILE) or flexact_run(setting)[1]
-    run = trained_alone(setting, picked.picks)
+        picked = _read(flexact / FILE) or flexact_run(context)[1]
+    run = trained_alone(context, picked.picks)
     return Outcome(picked.picks, picked.steps + run.steps, picked.seconds + run.seconds, run.score)
 
 
-def _flexact(setting: Setting, folder: Path, changes: Mapping[str, Any]) -> Outcome:
+def _flexact(context: RunContext, folder: Path, changes: Mapping[str, Any]) -> Outcome:
     """Train one run with a Schedule from the first step to the last."""
-    training, picked = flexact_run(setting, **changes)
+    training, picked = flexact_run(context, **changes)
     write_whole(folder / FILE, json.dumps(asdict(picked)) + "\n")  # for cells that reuse the picks
     schedule = training.schedule
     assert schedule is not None
-    training.run(schedule.total_steps - schedule.steps_done, setting.stop)
-    score = training.evaluate(setting.problem.score)
+    training.run(schedule.total_steps - schedule.steps_done, context.stop)
+    score = training.evaluate(context.problem.score)
     return Outcome(picked.picks, schedule.total_steps, training.seconds, score)
 
 
-def flexact_run(setting: Setting, **changes: Any) -> tuple[Training, Outcome]:
+def flexact_run(context: RunContext, **changes: Any) -> tuple[Training, Outcome]:
     """Run Flex-Act up to its commitment. changes: overrides of its policy."""
-    network = convert(setting.network(), config=policy(setting.task, setting.seed, **changes))
-    training = setting.training(network, setting.task.steps)
-    schedule = Schedule(network, optimizer=training.optimizer, network_steps=setting.task.steps)
+    network = convert(context.network(), config=policy(context.task, context.seed, **changes))
+    training = context.training(network, context.task.steps)
+    schedule = Schedule(network, optimizer=training.optimizer, network_steps=context.task.steps)
     training.schedule = schedule
-    training.run(schedule.commit_step, setting.stop)
+    training.run(schedule.commit_step, context.stop)
     picks = {site.name: site.picks[0] for site in sites_of(network)}
-    further = schedule.total_steps - setting.task.steps  # some steps of a trial are the first steps of the pick
+    further = schedule.total_steps - context.task.steps  # a trial's steps with its winner belong to the plain run
     return training, Outcome(picks, further, training.seconds * further / schedule.commit_step)
 
 
-def further_steps(setting: Setting) -> int:
+def further_steps(context: RunContext) -> int:
     """Return the number of steps that Flex-Act takes in addition to a plain run."""
-    network = convert(setting.network(), config=policy(setting.task, setting.seed))
-    return Schedule(network, network_steps=setting.task.steps).total_steps - setting.task.steps
+    network = convert(context.network(), config=policy(context.task, context.seed))
+    return Schedule(network, network_steps=context.task.steps).total_steps - context.task.steps
 
 
-def picked_at_random(setting: Setting) -> Outcome:
+def picked_at_random(context: RunContext) -> Outcome:
     """Return a random candidate for each site."""
-    generator = torch.Generator().manual_seed(number(f"random picks, {setting.task.name}", setting.seed))
-    candidates, sites = setting.task.candidates, setting.sites
+    generator = torch.Generator().manual_seed(seed_for(f"random picks, {context.task.name}", context.seed))
+    candidates, sites = context.task.candidates, context.sites
     chosen = torch.randint(len(candidates), (len(sites),), generator=generator).tolist()
     return Outcome({site: candidates[i] for site, i in zip(sites, chosen, strict=True)}, 0, 0.0)
 
 
-def trained_alone(setting: Setting, picks: Picks) -> Outcome:
+def trained_alone(context: RunContext, picks: Picks) -> Outcome:
     """Return the result of a network with these picks, which is trained once for all cells of a grid.
 
     The result depends on the network, the seed, the picks, the steps and the device, so it is cached in the grid's
     folder under a digest of these. Two cells that need it at the same time both train it.
     """
-    path = setting.kept / f"{_digest(setting, picks)}.json"
+    path = context.kept / f"{_digest(context, picks)}.json"
     if (known := _read(path)) is not None:
         return known
-    steps = setting.task.steps
-    training = setting.plain(picks, steps)
-    training.run(steps, setting.stop)
-    result = Outcome({}, steps, training.seconds, training.evaluate(setting.problem.score))
+    steps = context.task.steps
+    training = context.plain(picks, steps)
+    training.run(steps, context.stop)
+    result = Outcome({}, steps, training.seconds, training.evaluate(context.problem.score))
     path.parent.mkdir(parents=True, exist_ok=True)
-    own = path.with_suffix(f".{setting.name}")  # another cell may write the same result
+    own = path.with_suffix(f".{context.name}")  # another cell may write the same result
     write_whole(own, json.dumps(asdict(result)) + "\n")
     os.replace(own, path)
     return result
@@ -202,10 +202,10 @@ def _read(path: Path) -> Outcome | None:
         return None
 
 
-def _digest(setting: Setting, picks: Picks) -> str:
-    task, on_gpu = setting.task, setting.device.type == "cuda"
-    device = torch.cuda.get_device_name(setting.device) if on_gpu else setting.device.type
-    what = [task.network or task.name, setting.seed, task.steps, sorted(picks.items()), device]
+def _digest(context: RunContext, picks: Picks) -> str:
+    task, on_gpu = context.task, context.device.type == "cuda"
+    device = torch.cuda.get_device_name(context.device) if on_gpu else context.device.type
+    what = [task.network or task.name, context.seed, task.steps, sorted(picks.items()), device]
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32]
 
 
@@ -225,26 +225,26 @@ def rungs_of(count: int, steps: int) -> list[tuple[int, int]]:
     return found
 
 
-def picked_by_race(setting: Setting) -> Outcome:
+def picked_by_race(context: RunContext) -> Outcome:
     """Return the winner as the pick of every site. Each network of a rung is a fresh run whose learning rate falls to
     0. The better half by held-out loss advances; diverged networks come last."""
-    left = list(setting.task.candidates)
+    left = list(context.task.candidates)
     spent, seconds = 0, 0.0
-    for count, steps in rungs_of(len(left), further_steps(setting)):
+    for count, steps in rungs_of(len(left), further_steps(context)):
         losses = {}
         for candidate in left[:count]:
-            losses[candidate], took = _raced(setting, candidate, steps)
+            losses[candidate], took = _raced(context, candidate, steps)
             spent += steps
             seconds += took
         left = sorted(losses, key=lambda candidate: losses[candidate])[: (count + 1) // 2]
-    return Outcome(setting.everywhere(left[0]), spent, seconds)
+    return Outcome(context.everywhere(left[0]), spent, seconds)
 
 
-def _raced(setting: Setting, candidate: str, steps: int) -> tuple[float, float]:
+def _raced(context: RunContext, candidate: str, steps: int) -> tuple[float, float]:
     """Return the held-out loss of a short run (infinite if it diverged), and its seconds."""
-    training = setting.plain(setting.everywhere(candidate), steps)
-    training.run(steps, setting.stop)
+    training = context.plain(context.everywhere(candidate), steps)
+    training.run(steps, context.stop)
     try:
-        return training.evaluate(setting.problem.held_out_loss), training.seconds
+        return training.evaluate(context.problem.held_out_loss), training.seconds
     except Diverged:
         return math.inf, training.seconds

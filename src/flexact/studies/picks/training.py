@@ -47,7 +47,7 @@ class Training(GraphedTraining):
     def __init__(
         self, task: Task, problem: Problem, network: nn.Module, seed: int, device: torch.device, steps: int
     ) -> None:
-        order = problem.order(steps, torch.Generator().manual_seed(number("order", seed)))
+        order = problem.order(steps, torch.Generator().manual_seed(seed_for("order", seed)))
         super().__init__(network.to(device), device, order, [_rate(task, step, steps) for step in range(steps)])
         self.task, self.problem = task, problem
         self.optimizer = task.make_optimizer(param_groups(network, weight_decay=task.weight_decay), self._lr, device)
@@ -138,6 +138,6 @@ def _rate(task: Task, step: int, steps: int) -> float:
     return task.lr * rise * 0.5 * (1 + math.cos(math.pi * step / steps))
 
 
-def number(kind: str, seed: int) -> int:
+def seed_for(kind: str, seed: int) -> int:
     """Return the seed of one kind of random numbers for a seed of the grid."""
     return seed_of(f"picks, {kind}, seed {seed}")

@@ -1,8 +1,8 @@
 """The options of a synthetic study (its models, truths and seeds, and the task), and the models by name.
 
-`flexact-default` is `FlexConfig()`. `flexact-a0.3` is the policy of `--policy` with α = 0.3, and the name of a
-correction is that policy with this correction. `kan` is a Kolmogorov-Arnold layer, without a linear unit. Any other
-name is a fixed candidate or a baseline.
+`flexact-default` is `FlexConfig()`. `flexact-a0.3` is the policy of `--policy` with α = 0.3. The name of a
+correction stands for that policy with this correction. `kan` is a Kolmogorov-Arnold layer in place of the linear unit
+and its activation. Any other name is a fixed candidate or a baseline.
 """
 
 from __future__ import annotations
@@ -75,11 +75,13 @@ class Options:
     [Cell(truth='relu', seed=7), Cell(truth='relu', seed=8), Cell(truth='tanh', seed=7), Cell(truth='tanh', seed=8)]
     """
 
-    seeds: Annotated[int, Setting("Number of seeds.", "the paper's")] = 5
+    seeds: Annotated[int, Setting("Number of seeds.", "5; 3 in alpha")] = 5
     first_seed: Annotated[int, Setting("The first seed.")] = 0
     epochs: Annotated[int, Setting("Passes over the data.")] = 100
     policy: Annotated[str, Setting(_POLICY)] = "paper"
-    truths: Annotated[tuple[str, ...], Setting("The functions to find.", "the paper's")] = PAPER_CANDIDATES
+    truths: Annotated[
+        tuple[str, ...], Setting("The functions to find.", "the paper's five; sigmoid in alpha and corrections")
+    ] = PAPER_CANDIDATES
     candidates: Annotated[tuple[str, ...], Setting("The candidates.", "the paper's five")] = PAPER_CANDIDATES
     models: Annotated[tuple[str, ...], Setting("The models to train.", "all of the study")] = ()
     slope: Annotated[float, Setting("K in y = a(K·x₁).")] = 5.0

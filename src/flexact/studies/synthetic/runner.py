@@ -61,7 +61,7 @@ def run(
 
     def ended(model: str, answer: Answer) -> None:
         if answer.kind != "done":
-            raise FlexActError(f"{model}: {answer.error}; the finished models are kept. Continue with --resume.")
+            raise FlexActError(f"{model}: {answer.error}; the finished models are kept. Resume with --resume.")
         parts[model] = answer.figures
         write_parts(folder, parts, options.models)
         progress.finished(model)

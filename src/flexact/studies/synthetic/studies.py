@@ -1,4 +1,4 @@
-"""The three synthetic studies of the paper, which differ in their models, and their pages."""
+"""The three synthetic studies of the paper, each with its models and defaults, and the page of all three."""
 
 from __future__ import annotations
 

@@ -26,7 +26,6 @@ _ROWS = {
 SYNTHETIC = {model: dict(zip(PAPER_CANDIDATES, row, strict=True)) for model, row in _ROWS.items()}
 """Table 1 (tab:mse_results): by model, then by truth; ± is the spread over the grid."""
 
-
 VARIANTS: dict[str, tuple[str, str]] = {
     "flexact-a0": ("0.00600", "diffuse (ReLU + LeakyReLU)"),
     "flexact-a0.1": ("0.00160", "Sigmoid"),
@@ -51,7 +50,7 @@ def synthetic_row(model: str, options: Options) -> dict[str, str]:
 
 
 def variants(options: Options) -> Mapping[str, tuple[str, str]]:
-    """Return `VARIANTS`; empty if they are not comparable."""
+    """Return the paper's rows of the sweep and the ablation. Empty if they are not comparable."""
     return VARIANTS if options.truths == ("sigmoid",) and _same_policy(options) else {}
 
 
