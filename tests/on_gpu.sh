@@ -4,7 +4,7 @@
 # results. A process that exceeds its time limit is printed, and its failures are in its log.
 set -u
 processes=${1:-12} limit=${2:-400} logs=$(mktemp -d)
-export PYTHONPATH=src CUBLAS_WORKSPACE_CONFIG=:4096:8
+export PYTHONPATH=src CUBLAS_WORKSPACE_CONFIG=:4096:8 COLUMNS=300  # wide enough for the reason of a failure
 options=(-m gpu -q -o "addopts=--import-mode=importlib" -p no:cacheprovider --tb=short)
 python3 -m pytest "${options[@]}" --collect-only tests | grep ^tests.*:: > "$logs/all"
 echo "$(wc -l < "$logs/all") tests"

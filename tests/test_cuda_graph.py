@@ -20,6 +20,7 @@ import flexact
 from flexact import FlexConfig, Schedule
 from flexact.cuda_graph import MANY, WARM_UP, CapturedStep
 from flexact.errors import FlexActError
+from flexact.ops import dispatch
 
 NETWORK_STEPS = 60
 REWINDS = FlexConfig(rewind=True)
@@ -198,18 +199,24 @@ WITHOUT_DROPOUT = tuple(layer for layer in NORMALISED if not isinstance(layer, n
 
 
 @pytest.mark.parametrize(
-    ("layers", "adam", "config"),
+    ("layers", "adam", "config", "kernels"),
     [
-        gpu_param(PLAIN, True, REWINDS, id="trial"),
-        gpu_param(PLAIN, False, REWINDS, id="trial-sgd"),
-        gpu_param(WITHOUT_DROPOUT, True, REWINDS, id="blend"),
-        gpu_param(WITHOUT_DROPOUT, False, FlexConfig(rewind=True, share="site"), id="blend-sgd"),
-        gpu_param(WITHOUT_DROPOUT, True, FlexConfig(init="original", warmup=0.2, rewind=False), id="warm-up"),
+        gpu_param(PLAIN, True, REWINDS, "auto", id="trial"),
+        gpu_param(PLAIN, False, REWINDS, "auto", id="trial-sgd"),
+        gpu_param(WITHOUT_DROPOUT, True, REWINDS, "auto", id="blend"),
+        gpu_param(WITHOUT_DROPOUT, True, REWINDS, "closed_form", id="blend-closed-form"),
+        gpu_param(WITHOUT_DROPOUT, False, FlexConfig(rewind=True, share="site"), "auto", id="blend-sgd"),
+        gpu_param(WITHOUT_DROPOUT, True, FlexConfig(init="original", warmup=0.2, rewind=False), "auto", id="warm-up"),
     ],
 )
 def test_on_a_gpu_the_losses_equal_those_of_eager_steps(
-    layers: Sequence[nn.Module], adam: bool, config: FlexConfig
+    layers: Sequence[nn.Module],
+    adam: bool,
+    config: FlexConfig,
+    kernels: dispatch.Kernels,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv(dispatch.VARIABLE, kernels)
     plain, ours = (Run(layers, "cuda", adam, config) for _ in range(2))
     step = CapturedStep(ours.train, ours.schedule)
     captures: list[int] = []

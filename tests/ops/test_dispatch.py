@@ -154,11 +154,11 @@ def test_without_triton(fresh: pytest.MonkeyPatch) -> None:
     assert dispatch.active(CUDA).reason == "triton was requested, but the package triton is not installed"
 
 
-@pytest.mark.parametrize(("version", "runs"), [("3.2.0", False), ("2.10.0", False), ("3.3.0", True), ("3.10.1", True)])
+@pytest.mark.parametrize(("version", "runs"), [("3.3.1", False), ("2.10.0", False), ("3.4.0", True), ("3.10.1", True)])
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 def test_an_old_triton(version: str, runs: bool, fresh: pytest.MonkeyPatch) -> None:
     fresh.setattr(importlib.import_module("triton"), "__version__", version)
-    reason = "" if runs else f"triton {version.rpartition('.')[0]} is older than 3.3"
+    reason = "" if runs else f"triton {version.rpartition('.')[0]} is older than 3.4"
     assert dispatch.active(CUDA) == ("triton" if runs else "closed_form", reason)
 
 

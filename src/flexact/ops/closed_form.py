@@ -131,11 +131,13 @@ def with_layout_of(h: Tensor, delta: Tensor) -> Tensor:
 
 def by_candidate(sums: Tensor, blending: Blending) -> Tensor:
     """Return sums of the alive candidates, (rows, alive), as (rows, K), with 0 for the others."""
-    if len(blending.alive) == blending.weights.shape[1]:
-        return sums.to(blending.weights.dtype)
-    found = torch.zeros_like(blending.weights)
-    found[:, list(blending.alive)] = sums.to(found.dtype)
-    return found
+    sums, count = sums.to(blending.weights.dtype), blending.weights.shape[1]
+    if len(blending.alive) == count:
+        return sums
+    # Not by an index of the alive candidates, whose copy to a GPU would synchronize and break a CUDA-graph capture.
+    columns = dict(zip(blending.alive, sums.unbind(1), strict=True))
+    nothing = torch.zeros_like(sums[:, 0])
+    return torch.stack([columns.get(k, nothing) for k in range(count)], 1)
 
 
 class Sweep:

@@ -25,8 +25,8 @@ from flexact.io.value_checks import check_known
 Kernels = Literal["auto", "triton", "compiled", "closed_form"]
 
 VARIABLE = "FLEXACT_KERNELS"
-OLDEST_TRITON = (3, 3)
-"""Minimum version of Triton. Older ones do not pass the constants to the launcher of a compiled kernel."""
+OLDEST_TRITON = (3, 4)
+"""Minimum version of Triton. Older ones cannot compile the kernels, which index tuples of constants."""
 OLDEST_CARD = (7, 5)
 """Minimum compute capability: the first with the instruction tanh.approx."""
 MOST_CANDIDATES = 16

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -143,10 +144,11 @@ def test_a_second_derivative_equals_that_of_the_plain_blend(device: torch.device
 # torch.compile
 
 COMPILED = """
-import os, sys, torch, triton, flexact.ops.triton.policy, flexact.ops.triton.autograd
+import os, torch, triton, flexact.ops.triton.policy, flexact.ops.triton.autograd, flexact.ops.triton.moments
 from functorch.compile import make_boxed_func
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 from triton.backends.compiler import GPUTarget
 
 class FakeGPU:
@@ -159,7 +161,7 @@ flexact.ops.dispatch.use("triton")
 # The policy is not compiled, and there is no GPU to run it on.
 flexact.ops.triton.policy._draw_launch = flexact.ops.triton.policy._update_launch = lambda *_: lambda *_: None
 
-graphs = []
+graphs, kernels = [], set()
 
 def number(size):
     return size.node.hint if isinstance(size, torch.SymInt) else size
@@ -172,7 +174,10 @@ def zeros(node):
     return torch.empty_strided(shape, stride, dtype=value.dtype).zero_()
 
 def compiler(graph, inputs):
-    graphs.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
+    called = [node for node in graph.graph.nodes if node.op == "call_function"]
+    graphs.append([str(node.target) for node in called])
+    kernels.update(kernel_side_table.get_kernel(node.kwargs["kernel_idx"]) for node in called
+                   if "triton_kernel_wrapper" in str(node.target))
     outputs = graph.graph.find_nodes(op="output")[0].args[0]
     return make_boxed_func(lambda *_: [zeros(node) for node in outputs])
 
@@ -201,15 +206,22 @@ assert model[2].temperature < 0.3
 assert counts[1] == counts[4], f"the temperature makes it compile again: {counts}"
 assert counts[5] == counts[6], f"every size of a batch makes it compile again: {counts}"
 called = [target for graph in graphs for target in graph]
-assert any("triton_kernel_wrapper" in target for target in called)
+names = {kernel.fn.__name__ for kernel in kernels}
+fused = {"_sweep", "_finish", "backward_through_norm"}
+assert names == {"forward", "finish_forward", "backward", "finish_backward"} | fused, names
 assert not any("flexact" in target for target in called), "the compiler cannot look into an operator"
 """
 
 
-def test_the_compiler_sees_the_kernels_and_does_not_recompile_as_the_temperature_anneals() -> None:
+@pytest.mark.parametrize("residual", ["", " + x", " + self.other(x)"], ids=["none", "plain", "normalised"])
+def test_the_compiler_sees_the_kernels_and_does_not_recompile_as_the_temperature_anneals(
+    residual: str, tmp_path: Path
+) -> None:
     """Without a GPU, Triton compiles for one as far as torch requires, and the results of the graphs are made up."""
+    program = tmp_path / "program.py"  # a file, because `convert` reads the source of the forward that it fuses
+    program.write_text(COMPILED.replace(" + self.other(x)", residual), encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    subprocess.run([sys.executable, "-W", "ignore", "-c", COMPILED], env=environment, check=True)
+    subprocess.run([sys.executable, "-W", "ignore", str(program)], env=environment, check=True)
 
 
 @pytest.mark.usefixtures("triton_kernels")

@@ -431,9 +431,10 @@ def test_the_launches_of_the_policy_do_not_depend_on_depth(share: str, device: t
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-def test_a_cuda_graph_of_both_reads_what_the_schedule_writes() -> None:
+@pytest.mark.parametrize("lam", [0.3, "temperature"])  # the latter has no kernel: its logit step is plain torch
+def test_a_cuda_graph_of_both_reads_what_the_schedule_writes(lam: Any) -> None:
     device = torch.device("cuda")
-    eager, captured = Sites(device, noise=1.0, lam="temperature"), Sites(device, noise=1.0, lam="temperature")
+    eager, captured = Sites(device, noise=1.0, lam=lam), Sites(device, noise=1.0, lam=lam)
     step_size = torch.tensor(0.1, device=device)
     statistics = [torch.rand(one.rows, one.k, device=device) for one in eager.sites]
     gradients = [torch.randn(one.logits.numel(), device=device) for one in eager.sites]

@@ -7,7 +7,7 @@ directly. Compiled kernels are cached by the properties of the tensors that Trit
 Before a kernel is compiled, compilation of the kernels that a training step launches next is started in the background
 (`prepares`).
 
-The direct call uses Triton's private launcher, which is the same in Triton 3.3 to 3.6. With newer versions, every
+The direct call uses Triton's private launcher, which is the same in Triton 3.4 to 3.6. With newer versions, every
 launch falls back to Triton's documented interface.
 """
 
