@@ -154,6 +154,11 @@ def test_bad_numbers_are_refused_and_shown(field: str, values: list[Any]) -> Non
         assert repr(value) in str(refusal.value)
 
 
+def test_an_error_about_round_steps_names_the_other_choices() -> None:
+    with pytest.raises(FlexActError, match=r"from 1 to [0-9]+, 'fill' or None; got 'full'"):
+        FlexConfig(round_steps="full")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("field", "value", "nearest"),
     [

@@ -214,9 +214,9 @@ class FlexConfig:
             bounds["commit_at"] = {"above": 0, "at_most": 1}
         _check_numbers(self, bounds)
         steps = (1, value_checks.MAX_STEPS)
-        ranges = {"seed": (), "channel_dim": (), "trial_steps": steps}
+        ranges: dict[str, tuple[Any, ...]] = {"seed": (), "channel_dim": (), "trial_steps": steps}
         if self.round_steps not in (None, "fill"):
-            ranges["round_steps"] = steps
+            ranges["round_steps"] = (*steps, ", 'fill' or None")
         for name, own in ranges.items():
             object.__setattr__(self, name, value_checks.integer(name, getattr(self, name), *own))
         if not isinstance(self.rewind, bool | None):

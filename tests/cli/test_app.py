@@ -193,6 +193,7 @@ def test_inspect_takes_where(capsys, nets):
     ("given", "message"),
     [
         ("nets", "Give module:name, such as my_training:train"),
+        ("NETS", "(it is a module). Give module:name, such as my_training:train"),
         ("no_such_module:build", "cannot load 'no_such_module:build' (No module named"),
         ("NETS:biuld", "has no attribute 'biuld')"),
         ("NETS:number", "needs a torch.nn.Module"),

@@ -431,14 +431,14 @@ def test_a_negative_lead_is_explained() -> None:
 
 def test_a_name_that_extraction_makes_misleading_is_reported() -> None:
     model = nn.Sequential()
-    for name in ("gelu", "relu1", "act"):
+    for name in ("gelu_1", "relu1", "act"):
         model.add_module(name, nn.GELU())
     model = convert(model, "*", config=FlexConfig(candidates=("relu", "gelu"), share="site"))
     assert "extract keeps" not in str(selection(model))  # nothing is picked yet
     for site in model:
         site.commit(candidate=site.candidates.index("relu"))
-    assert str(selection(model)).splitlines()[-1] == ("extract keeps module names: the module named gelu is now a relu")
-    assert "(gelu): ReLU()" in str(flexact.extract(model))
+    assert str(selection(model)).splitlines()[-1] == "extract keeps module names: the module named gelu_1 is now a relu"
+    assert "(gelu_1): ReLU()" in str(flexact.extract(model))
 
 
 def test_wrappers_inside_a_model_do_not_change_the_names_of_its_sites() -> None:

@@ -189,6 +189,13 @@ def test_sites_built_by_hand_pick_together_under_a_schedule() -> None:
     assert sites[0].logits.detach().any()
 
 
+def test_a_group_that_cannot_be_compared_is_refused() -> None:
+    model = network()
+    with pytest.raises(FlexActError, match=r"share returned \['1'\] for 1.*Return a string"):
+        convert(model, share=lambda name: [name])  # type: ignore[arg-type, return-value]
+    assert isinstance(model[1], nn.ReLU)
+
+
 def test_a_run_with_other_groups_cannot_be_resumed() -> None:
     def schedule_of(share: Callable[[str], Any]) -> Schedule:
         return Schedule(convert(network(), config=BLEND, share=share), 40)

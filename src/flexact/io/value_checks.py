@@ -45,17 +45,17 @@ MAX_STEPS = 2**53
 """Maximum steps of a run. Fractions of a run are computed in floats, which are exact up to this number."""
 
 
-def integer(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:
+def integer(name: str, value: Any, low: int | None = None, high: int | None = None, otherwise: str = "") -> int:
     """Return an integer of any type, such as numpy's or a tensor, as an int. Booleans are not accepted.
 
-    low, high: the smallest and the largest allowed integer.
+    low, high: the smallest and the largest allowed integer. otherwise: what else is allowed, for the error message.
     """
     with suppress(TypeError):
         found = operator.index(value)
         if not isinstance(value, bool) and (low is None or low <= found) and (high is None or found <= high):
             return found
     limits = ("" if low is None else f" from {low}") + ("" if high is None else f" to {high}")
-    raise FlexActError(f"{name} must be a whole number{limits}; got {value!r:.80}.")
+    raise FlexActError(f"{name} must be a whole number{limits}{otherwise}; got {value!r:.80}.")
 
 
 _ONE = {"datasets": "data set"}

@@ -164,7 +164,7 @@ def _misleading_names(rows: Sequence[Row]) -> list[str]:
     """A note on sites whose attribute is named after another function than their pick; `extract` keeps such names."""
     found: dict[str, str] = {}
     for row in rows:
-        name = row.site.rpartition(".")[2].rstrip("0123456789")
+        name = row.site.rpartition(".")[2].rstrip("_0123456789")
         if name in known_names() and row.pick not in (None, name):
             found[row.site] = str(row.pick)
     if not found:

@@ -75,7 +75,13 @@ def groups_of(sites: list[FlexAct], group_of: Callable[[str], Hashable] | None) 
         )
     first_of: dict[Hashable, FlexAct] = {}
     for site, group in zip(sites, groups, strict=True):
-        first = first_of.setdefault(group, site)
+        try:
+            first = first_of.setdefault(group, site)
+        except TypeError:
+            raise FlexActError(
+                f"share returned {group!r:.80} for {site.name}, which cannot be a group. Return a string, a number, a "
+                "tuple of these, or None."
+            ) from None
         if group is not None and first.keys != site.keys:
             raise FlexActError(
                 f"share put {first.name} and {site.name} into the group {group!r}, but their candidates differ: "

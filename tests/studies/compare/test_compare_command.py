@@ -170,7 +170,8 @@ def test_settings_are_read_from_a_file(folder: Path, monkeypatch: pytest.MonkeyP
     ("words", "message"),
     [
         ([], "a function is missing. Give both, as in: flexact compare my_module:build my_module:train"),
-        (["small_training", "x"], "cannot load 'x' (No module named 'x'). Give module:name"),
+        (["small_training", FUNCTIONS[1]], "cannot load 'small_training' (it is a module). Give module:name"),
+        ([FUNCTIONS[0], "x"], "cannot load 'x' (No module named 'x'). Give module:name"),
         (["smal_training:build", FUNCTIONS[1]], "cannot load 'smal_training:build' (No module named"),
         (["small_training:biuld", FUNCTIONS[1]], "has no attribute 'biuld')"),
         (["small_training:STEPS", FUNCTIONS[1]], "got 30, which cannot be called as build()"),

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from torch import nn
@@ -56,7 +57,10 @@ def named(specification: str) -> Callable[..., Any]:
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        return pkgutil.resolve_name(specification)  # type: ignore[no-any-return]  # checked by `Functions`
+        found: Any = pkgutil.resolve_name(specification)
+        if isinstance(found, ModuleType):
+            raise ValueError("it is a module")
+        return found  # type: ignore[no-any-return]  # checked by `Functions`
     except (ModuleNotFoundError, AttributeError, ValueError) as error:
         raise FlexActError(
             f"cannot load {specification!r} ({error}). Give module:name, such as my_training:train, and start the "
