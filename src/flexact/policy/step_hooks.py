@@ -6,6 +6,7 @@ added or removed meanwhile, by another thread or by the garbage collection of a 
 
 from __future__ import annotations
 
+import atexit
 import functools
 import itertools
 import weakref
@@ -33,6 +34,7 @@ def listen(method: Method) -> None:
 @functools.cache
 def _register() -> None:
     register_optimizer_step_pre_hook(_before_step)
+    atexit.register(_listening.clear)  # a weak method that dies while Python exits prints an ignored exception
 
 
 def _before_step(stepping: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
