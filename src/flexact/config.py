@@ -278,7 +278,10 @@ class FlexConfig:
     def from_dict(cls, data: dict[str, Any]) -> FlexConfig:
         """Return the config that `to_dict` described; missing fields have their defaults."""
         if not isinstance(data, dict) or "flexact_config" not in data:
-            raise FlexActError(f"a FlexConfig is a dictionary with the key 'flexact_config'; got {data!r:.60}.")
+            raise FlexActError(
+                "FlexConfig.from_dict needs a dictionary that FlexConfig.to_dict returned, with the key "
+                f"'flexact_config'; got {data!r:.60}."
+            )
         version = data["flexact_config"]
         if isinstance(version, bool) or version != VERSION:
             raise FlexActError(

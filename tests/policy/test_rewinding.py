@@ -773,7 +773,7 @@ def test_an_object_without_state_cannot_be_rewound() -> None:
 @pytest.mark.parametrize("wrap", [lambda model: model, nn.DataParallel, lambda model: model[:2]])
 def test_the_model_itself_cannot_be_among_the_rewinds(wrap: Callable[[Any], nn.Module]) -> None:
     model = convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)))
-    with pytest.raises(FlexActError, match=r"sites of this model.*remove it.*another object"):
+    with pytest.raises(FlexActError, match=r"sites of this model.*leave it out.*separate copy"):
         Schedule(model, STEPS, rewinds=[wrap(model)])
     Schedule(model, STEPS, rewinds=[AveragedModel(model)])
 

@@ -26,7 +26,7 @@ class Learnable(nn.Module):
         super().__init__()
         if channels is not None and (isinstance(channels, bool) or not isinstance(channels, int) or channels < 1):
             raise FlexActError(
-                f"got channels={channels!r}. It must be a positive int, or None to share one set across the layer."
+                f"got channels={channels!r}. It must be a positive int, or None for one set of parameters per layer."
             )
         self.channels, self.channel_dim = channels, channel_dim
         self.learned = nn.Parameter(torch.tensor(self.start).repeat(channels or 1, 1))
@@ -46,7 +46,8 @@ class Learnable(nn.Module):
             if not -h.dim() <= dim < h.dim() or h.shape[dim] != self.channels:
                 raise FlexActError(
                     f"the input of this {type(self).__name__} has shape {tuple(h.shape)}, but dimension {dim} must "
-                    f"have {self.channels} channels. Pass another channel_dim, or channels=None to share one set."
+                    f"have {self.channels} channels. Pass another channel_dim, or channels=None for one set of "
+                    "parameters per layer."
                 )
             shape[dim] = self.channels
         return tuple(column.reshape(shape) for column in table.unbind(1))

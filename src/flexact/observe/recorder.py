@@ -36,8 +36,8 @@ class Recorder:
     `flexact report`. If it has records already, choose: `resume=True` appends to them, `overwrite=True` replaces them.
     tensorboard: a folder for TensorBoard (needs flexact[tensorboard]), or a `SummaryWriter` of your own: it gets
     curves and histograms by site with every record, and heat maps by site and step at `close`.
-    live: show the picks as a table that each record updates, in a notebook or in a terminal (needs flexact[cli]). A
-    recorder at the end of a notebook's cell also shows curves of the loss and of the probabilities.
+    live: show the picks as a table that each record updates, in a notebook or in a terminal (needs flexact[cli]). If
+    the last line of a notebook cell is a recorder, the cell also shows curves of the loss and of the probabilities.
 
     A record has the numbers that were given to `record` and these keys; the last three are left out if they are empty:
 

@@ -1,4 +1,4 @@
-"""Candidates' own initialisations of the layer before a site, for a start from the initial weights."""
+"""Applies a candidate's own initialisation to the layer before a site."""
 
 from __future__ import annotations
 

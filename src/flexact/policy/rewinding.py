@@ -191,8 +191,8 @@ def _check_others(others: Any, model: nn.Module) -> None:
         if isinstance(other, nn.Module) and any(id(module) in sites for module in other.modules()):
             raise FlexActError(
                 f"rewinds has a {type(other).__name__} with sites of this model, so a rewind would undo their picks. "
-                "The model is rewound anyway: remove it. An averaged model in rewinds must be another object, such as "
-                "AveragedModel(model)."
+                "The model is always rewound: leave it out of rewinds. An averaged model must be a separate copy, such "
+                "as AveragedModel(model)."
             )
 
 

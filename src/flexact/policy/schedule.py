@@ -35,9 +35,9 @@ class Schedule:
     total_steps: the number of optimizer steps of the whole run, picking included.
     network_steps: alternatively, the number of steps that train the network with its picks; `total_steps` is then this
     number plus the extra steps that picking takes.
-    optimizer: if given, the Schedule checks that the optimizer holds the logits, and that it does not apply weight
-    decay to logits that it moves itself. A network may have several optimizers: before the step of each one, the policy
-    acts on the logits that this optimizer holds.
+    optimizer: if given, the Schedule checks that the optimizer holds the logits and, if the optimizer moves them (see
+    `Policy.logit_step`), that it applies no weight decay to them. A network may have several optimizers: before the
+    step of each one, the policy acts on the logits that this optimizer holds.
     rewinds: if the run rewinds, the objects to rewind together with the weights: learning-rate schedulers (and with
     them the learning rates), averaged models, gradient scalers, or anything else with `state_dict()` and
     `load_state_dict()`. The optimizers of torch need not be listed.

@@ -23,7 +23,7 @@ class FlexAct(Site):
 
     candidates: names of the candidates; by default those of the config.
     config: all other settings; `FlexConfig()` by default.
-    original: the activation that the site replaces; an elementwise module without tensors.
+    original: the activation that the site replaces; an elementwise module without parameters or buffers.
     channels: the number of channels, for granularity="channel".
     inplace: ignored; accepted for compatibility with torch's activations. A site that is not committed never overwrites
     its input.

@@ -30,7 +30,7 @@ def config_of(candidates: Sequence[str] | None, config: Any) -> FlexConfig:
 def check_original(original: Any) -> None:
     """Raise if an original cannot be a candidate."""
     if original is not None and (not isinstance(original, nn.Module) or original.state_dict()):
-        raise FlexActError(f"original must be a torch.nn.Module without parameters and buffers; got {original!r:.80}.")
+        raise FlexActError(f"original must be a torch.nn.Module without parameters or buffers; got {original!r:.80}.")
 
 
 def keys_of(config: FlexConfig, original: nn.Module | None) -> tuple[str, ...]:

@@ -188,7 +188,7 @@ class Reading:
     def obstacle(self) -> str | None:
         """Return why the methods must not be rewritten; None if they may."""
         if "forward" in vars(self.owner):
-            return "its forward was replaced on this object alone"
+            return "its forward was replaced on this instance only"
         if self.is_listed or isinstance(self.owner, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
             return "its children are iterated over, and a site would be one of them"
         if isinstance(self.owner, LazyModuleMixin) and self.owner.cls_to_become is not None:

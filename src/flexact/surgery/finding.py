@@ -278,7 +278,7 @@ def _reason_to_leave(module: nn.Module) -> str | None:
     if not is_kind_of_activation(module):
         return None
     if "forward" in vars(module):
-        return f"the forward of this {type(module).__name__} was replaced on this object alone"
+        return f"the forward of this {type(module).__name__} was replaced on this instance only"
     has_tensors = is_activation_type(type(module)) or any(True for _ in module.parameters())
     return f"{type(module).__name__} {'has learnable parameters' if has_tensors else 'is not a candidate'}"
 

@@ -34,11 +34,11 @@ class Activation:
     """Its names in the model; several for a shared module. Where a method's calls cannot be read or rewritten, the name
     of the submodule that makes them."""
     function: str
-    """A candidate's name, or the module with its settings; empty where only a running model would show it."""
+    """A candidate's name, or the module with its settings; empty if it is known only when the model runs."""
     kind: str
     """"module", "call" (F.relu(x) in a method) or "function" (a stored one: self.act = F.relu)."""
     lines: tuple[str, ...] = ()
-    """The file and the line of each call in the source, where they are rewritten: "net.py:12"."""
+    """The file and the line of each call of a function in the source, such as "net.py:12"."""
     calls: int | None = None
     """The number of calls in one forward; None without example inputs."""
     shapes: tuple[tuple[int, ...], ...] = ()

@@ -116,7 +116,7 @@ def rewrapped(value: Any, inner: types.FunctionType, made: types.FunctionType) -
     cells = getattr(value, "__closure__", None) or ()
     held = {id(contents(cell)) for cell in cells}
     if not isinstance(value, types.FunctionType) or id(wrapped) not in held or id(value) in held:
-        raise CannotRewrite("its decorator is not a plain function around it")
+        raise CannotRewrite("its decorator does not return a plain wrapper function made with functools.wraps")
     within = rewrapped(wrapped, inner, made)
     new = [types.CellType(within) if contents(cell) is wrapped else cell for cell in cells]
     twin = with_code(value, value.__code__, new)

@@ -105,8 +105,8 @@ def compare(
     out: the folder of the comparison. If it holds this comparison already, only the missing runs are trained.
     engine: "local" (processes of this machine), "inline" (this process) or "ray" (a cluster).
     jobs: runs at a time; by default one per device. Costs are meaningful only if runs do not share a device.
-    device: "cpu", "cuda" (all GPUs) or "cuda:N"; by default all GPUs or the CPU. `train` moves the model itself; a
-    worker's own GPU is the current CUDA device. address: the address of the Ray cluster.
+    device: "cpu", "cuda" (all GPUs) or "cuda:N"; by default all GPUs or the CPU. `train` must move the model; in each
+    worker, the current CUDA device is the worker's GPU. address: the address of the Ray cluster.
     overwrite: start again. retry_failed: also train the runs that failed before.
 
     >>> import torch, flexact, tempfile

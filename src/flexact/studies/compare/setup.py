@@ -70,7 +70,8 @@ def checked_network(build: Build, seeds: tuple[int, int]) -> nn.Module:
     if not all(is_lazy(a) or a.is_meta or torch.equal(a, b) for a, b in pairs):
         warnings.warn(
             "build() made different weights after the same seed of torch, numpy and random, so runs of one seed do not "
-            "start from the same network, and the paired differences contain that noise. Seed its generator.",
+            "start from the same network, and the paired differences contain that noise. Seed every other generator in "
+            "build().",
             stacklevel=3,
         )
     return first

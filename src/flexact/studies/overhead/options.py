@@ -1,4 +1,4 @@
-"""The options of the overhead study, the implementations of a routed activation, and the rows of its table."""
+"""The options of the overhead study, the implementations of a routed activation, and the rows of overhead.csv."""
 
 from __future__ import annotations
 

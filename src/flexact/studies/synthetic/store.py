@@ -1,4 +1,4 @@
-"""The two CSV files of a synthetic study's folder, which have the rows of its finished models."""
+"""The two CSV files of a synthetic study's folder, which hold the rows of its finished models."""
 
 from __future__ import annotations
 
