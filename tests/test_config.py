@@ -195,6 +195,7 @@ def test_an_invalid_elimination_is_refused(value: Any) -> None:
         ({"pick_by": "trial", "share": "site"}, "share='site'"),
         ({"pick_by": "trial", "granularity": "channel"}, "granularity='channel'"),
         ({"pick_by": "trial", "rewind": False}, "rewind=False"),
+        ({"pick_by": "trial", "warmup": 0.1}, "warmup=0.1"),
     ],
     ids=str,
 )

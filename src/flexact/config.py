@@ -233,11 +233,12 @@ class FlexConfig:
             raise FlexActError(f"eliminate={self.eliminate!r} needs a commitment. Give commit_at, or eliminate='none'.")
         if self.commit_at is None and self.rewind:
             raise FlexActError("rewind=True needs a commitment, but commit_at=None. Give commit_at, or rewind=False.")
-        if self.pick_by == "trial" and (not self.picks_together or self.rewind is False or self.commit_at is None):
+        rewinds = self.rewind is not False and self.commit_at is not None
+        if self.pick_by == "trial" and not (self.picks_together and rewinds and self.warmup == 0):
             raise FlexActError(
-                "pick_by='trial' needs share='model', granularity='layer', a rewind and a commitment; got "
-                f"share={self.share!r}, granularity={self.granularity!r}, rewind={self.rewind!r} and "
-                f"commit_at={self.commit_at!r}. Change these, or use pick_by='blend'."
+                "pick_by='trial' needs share='model', granularity='layer', a rewind, a commitment and no warm-up; got "
+                f"share={self.share!r}, granularity={self.granularity!r}, rewind={self.rewind!r}, "
+                f"commit_at={self.commit_at!r} and warmup={self.warmup!r}. Change these, or use pick_by='blend'."
             )
 
     def with_policy(self, **changes: Any) -> FlexConfig:

@@ -58,9 +58,7 @@ class Protocol(PickingProtocol):
     folder: str = ""
     candidates: Annotated[
         tuple[str, ...] | None,
-        Setting(
-            "Candidates of every site besides the original.", "the paper's five; with --from-scratch those of flexact"
-        ),
+        Setting("Candidates of every site besides the original.", "the paper's five; with --from-scratch FlexConfig's"),
     ] = None
     epochs: Annotated[int | None, Setting("Passes over the data.", "3; 5 for wnli; 20 with --from-scratch")] = None
     batch: Annotated[int, Setting("Rows per step.")] = 32
