@@ -110,7 +110,7 @@ def test_the_schedule_accepts_the_prepared_optimizer() -> None:
 @pytest.mark.slow
 def test_two_ranks_stop_resume_and_print_one_table(tmp_path: Path) -> None:
     started = forked.ranks(2, EXAMPLE, settings={"ACCELERATE_USE_CPU": "true"}, folder=tmp_path)
-    printed = "".join(forked.outputs(*started, timeout=180))
+    printed = "".join(forked.outputs(*started, timeout=400))
     assert printed.count("dropped (at step)") == 1
     accuracy = float(printed.rpartition("digits: ")[2].partition(" ")[0])
     assert accuracy > 85
