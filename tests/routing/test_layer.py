@@ -338,6 +338,14 @@ def test_the_weakest_is_dropped_first_until_one_is_left() -> None:
     assert site.alive == (2,)
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_of_equally_likely_candidates_the_first_are_kept(count: int) -> None:
+    site = FlexAct(candidates=("relu", "tanh", "sigmoid", "gelu"))
+    assert int(site.likeliest()) == 0
+    site.keep(count, 9)
+    assert site.alive == tuple(range(count))
+
+
 def test_a_site_keeps_at_least_one_candidate() -> None:
     site = site_with()
     with pytest.raises(FlexActError, match="at least one"):

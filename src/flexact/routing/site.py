@@ -183,7 +183,7 @@ class Site(nn.Module):
         if protected is not None and self.original_index >= 0:
             alive = self.dropped_at[:, self.original_index] < 0
             scores[:, self.original_index].masked_fill_(protected.to(alive.device) & alive, torch.inf)
-        kept = scores.argsort(stable=True)[:, -count:]
+        kept = scores.argsort(descending=True, stable=True)[:, :count]  # of equal ones the first, as `likeliest`
         self.drop(torch.ones_like(scores, dtype=torch.bool).scatter(1, kept, False), step, evidence)
 
     def commit(self, step: int = 0, candidate: int | None = None) -> None:
