@@ -9,8 +9,8 @@ Proposition 1,
 Its entries sum to zero, so it is also the gradient with respect to log π. No graph runs through the sampling, and
 recomputing the forward of a site, as activation checkpointing does, cannot change the sample.
 
-CUDA tensors are dispatched to Triton kernels (`ops.triton.autograd`), all others to the closed form.
-`flexact.ops.dispatch` makes the choice, gives its reason and can override it.
+CUDA tensors are dispatched to Triton kernels (`ops.triton.autograd`), CPU tensors to C (`ops.native`), and all others
+to the closed form. `flexact.ops.dispatch` makes the choice, gives its reason and can override it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from torch import Tensor
 from flexact.candidates.registry import lookup
 from flexact.ops import closed_form, differentiable, dispatch, inductor_form, operators
 from flexact.ops.blending import Blending
+from flexact.ops.native import routed as native
+from flexact.ops.operators import Implementation
 
 __all__ = ["routed_activation"]
 
@@ -94,11 +96,17 @@ def _triton_takes(device: torch.device, keys: tuple[str, ...], recorded: bool) -
 _triton_takes._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _forward(h: Tensor, blending: Blending, kept: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
+def _implementation(h: Tensor, blending: Blending) -> Implementation:
+    if native.supports(h, blending):
+        return _NATIVE
+    return _COMPILED if dispatch.compiles() else _CLOSED_FORM
+
+
+def _compiled_forward(h: Tensor, blending: Blending, kept: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
     return _compiled(inductor_form.forward, h, blending) or closed_form.forward(h, blending, kept)
 
 
-def _backward(
+def _compiled_backward(
     delta: Tensor, h: Tensor, blending: Blending, need_logits: bool, kept: Sequence[Tensor] = ()
 ) -> tuple[Tensor, Tensor]:
     found = None if kept else _compiled(inductor_form.backward, delta, h, blending, need_logits)
@@ -106,9 +114,7 @@ def _backward(
 
 
 def _compiled(function: Callable[..., tuple[Tensor, Tensor]], *arguments: Any) -> tuple[Tensor, Tensor] | None:
-    """Return the result of the closed form under torch.compile; None if it is not in use or cannot be compiled."""
-    if not dispatch.compiles():
-        return None
+    """Return the result of the closed form under torch.compile; None if it cannot be compiled."""
     try:
         return function(*arguments)
     except (RuntimeError, OSError) as error:  # OSError: no writable cache folder, for example
@@ -118,7 +124,10 @@ def _compiled(function: Callable[..., tuple[Tensor, Tensor]], *arguments: Any) -
         return None
 
 
-_plain = operators.RoutedActivation("routed_activation", torch.library.custom_op, _forward, _backward)
+_NATIVE = Implementation(native.forward, native.backward)
+_COMPILED = Implementation(_compiled_forward, _compiled_backward)
+_CLOSED_FORM = Implementation(closed_form.forward, closed_form.backward)
+_plain = operators.RoutedActivation("routed_activation", torch.library.custom_op, _implementation)
 
 
 @_plain.operator.register_fake

@@ -1,6 +1,7 @@
 """Selects the implementation of the routed activation for a device, and gives the reason.
 
 - "triton": for CUDA tensors, or for any tensor, slowly, under Triton's interpreter.
+- "native": for CPU tensors, in C. The machine's C compiler builds it at first use, in under a second.
 - "closed_form": plain torch, for any tensor.
 - "compiled": the closed form through torch.compile, only on request. Compilation blocks training, for about 20 s with
   five candidates. It does not run in the background, because rounding would change at a step that depends on the
@@ -14,7 +15,9 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import shlex
 import shutil
+import sys
 import warnings
 from typing import Literal, NamedTuple, cast, get_args
 
@@ -22,7 +25,7 @@ import torch
 
 from flexact.io.value_checks import check_known
 
-Kernels = Literal["auto", "triton", "compiled", "closed_form"]
+Kernels = Literal["auto", "triton", "native", "compiled", "closed_form"]
 
 VARIABLE = "FLEXACT_KERNELS"
 OLDEST_TRITON = (3, 4)
@@ -30,7 +33,7 @@ OLDEST_TRITON = (3, 4)
 OLDEST_CARD = (7, 5)
 """Minimum compute capability: the first with the instruction tanh.approx."""
 MOST_CANDIDATES = 16
-"""Maximum number of candidates per site in the Triton kernels."""
+"""Maximum number of candidates per site in the Triton kernels and in C."""
 
 
 class Active(NamedTuple):
@@ -66,20 +69,38 @@ def wanted() -> Kernels:
 
 
 def active(device: torch.device | str) -> Active:
-    """Return the implementation for a device. Custom candidates and float64 may still fall back to the closed form."""
+    """Return the implementation for a device. Some inputs still fall back to the closed form: float64 and channels
+    that pick independently on a CPU, float64 and custom candidates on a GPU."""
     device, kernels = torch.device(device), wanted()
     if kernels == "closed_form":
         return Active(kernels, "closed_form was requested")
     if kernels == "compiled":
         reason = why_not_compiled()
         return Active("closed_form", reason) if reason else Active("compiled", "")
-    if kernels == "auto" and device.type != "cuda":
-        return Active("closed_form", "")
+    if kernels == "native" or (kernels == "auto" and device.type != "cuda"):
+        reason = why_not_native(device.type)
+        return Active("closed_form", reason) if reason else Active("native", "")
     interpreting = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's interpreter runs kernels on CPU tensors
     reason = _broken.get("triton") or _why_unsupported(device, device.type != "cuda" and interpreting)
     if not reason:
         return Active("triton", "")
     return Active("closed_form", f"triton was requested, but {reason}" if kernels == "triton" else reason)
+
+
+def why_not_native(device_type: str) -> str:
+    """Return why the C code cannot run on a device; empty if it can."""
+    if device_type != "cpu":
+        return f"there are no kernels for {device_type}"
+    return _broken.get("native") or ("" if c_compiler() else "there is no C compiler")
+
+
+@functools.cache
+def c_compiler() -> tuple[str, ...]:
+    """Return the command of the C compiler: the variable CC, or the first of cc, gcc and clang; () without one."""
+    if sys.platform == "win32":
+        return ()
+    commands = [tuple(shlex.split(given))] if (given := os.environ.get("CC")) else [("cc",), ("gcc",), ("clang",)]
+    return next((command for command in commands if command and shutil.which(command[0])), ())
 
 
 def compiles() -> bool:

@@ -9,7 +9,6 @@ gradient, autograd differentiates the plain blend of those formulas (`differenti
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,26 +17,25 @@ from torch import Tensor
 from flexact.candidates.registry import lookup
 from flexact.ops import closed_form, derivatives, differentiable
 from flexact.ops.blending import Blending
+from flexact.ops.native import routed as native
 
 
 class Terms:
-    """σ_k⁽ⁿ⁾(h) of the alive candidates at one call, computed once for each order n when it is first needed.
+    """σ_k⁽ⁿ⁾(h) of the alive candidates at one call. Each blend is computed once, when it is first needed."""
 
-    kept: the tensors that `closed_form.forward` saved for this call, if any.
-    """
-
-    def __init__(self, h: Tensor, blending: Blending, kept: Sequence[Tensor] = ()) -> None:
+    def __init__(self, h: Tensor, blending: Blending) -> None:
         self.blending = blending
         h = closed_form.dense(h.detach())
-        self.sweep = closed_form.Sweep(h, blending)
-        self.source, self._shape, self._stride = self.sweep.flat(h).to(self.sweep.dtype), h.shape, h.stride()
-        self._orders: list[list[Tensor]] = []
+        self._h = h if h.dtype == torch.float64 else h.float()
+        self._native = native.supports(h, blending) and native.has_formulas(blending)
         self._blends: dict[int, Tensor] = {}
-        if len(kept) == self.sweep.kept_per_block:  # the tensor was processed as one block
-            self._blends[1], self._orders = kept[0], [self.sweep.with_cheap(list(kept[1:]), self.source)]
+        if not self._native:
+            self.sweep = closed_form.Sweep(h, blending)
+            self.source = self.sweep.flat(self._h)
+            self._orders: list[list[Tensor]] = []
 
     def order(self, n: int) -> list[Tensor]:
-        """Return the n-th derivative of each alive candidate, flat."""
+        """Return the n-th derivative of each alive candidate, flat, in torch operations."""
         known = self._orders
         while len(known) <= n:
             if not known:
@@ -58,14 +56,17 @@ class Terms:
     def blend(self, n: int) -> Tensor:
         """Return B_n in the shape of h; in float32 for half precision. Each call returns a new tensor object."""
         if n not in self._blends:
-            self._blends[n] = self.sweep.blend(self.order(n), self._terms, torch.empty_like(self.source))
-        return self._blends[n].as_strided(self._shape, self._stride)
+            if self._native:
+                self._blends[n] = native.blend(self._h, self.blending, n)
+            else:
+                self._blends[n] = self.sweep.blend(self.order(n), self._terms, torch.empty_like(self.source))
+        return self._blends[n].as_strided(self._h.shape, self._h.stride())
 
     def logit_gradient(self, delta: Tensor, n: int) -> Tensor:
         """Return the gradient of ⟨δ, B_n⟩ with respect to the logits, (rows·K,)."""
-        if delta.stride() != self._stride:
-            delta = torch.empty_strided(self._shape, self._stride, dtype=delta.dtype, device=delta.device).copy_(delta)
-        upstream = self.sweep.flat(delta).to(self.sweep.dtype)
+        if self._native:
+            return native.logit_gradient(delta, self._h, self.blending, n)
+        upstream = self.sweep.flat(closed_form.with_layout_of(self._h, delta)).to(self.sweep.dtype)
         inner = self.sweep.inner(upstream, self.order(n))
         return closed_form.logit_gradient(self.sweep.table([inner]), self.blending)
 

@@ -7,7 +7,7 @@ a small tensor, so an autograd function is called instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,25 +22,36 @@ Forward = Callable[[Tensor, Blending, list[Tensor] | None], tuple[Tensor, Tensor
 Backward = Callable[[Tensor, Tensor, Blending, bool, Sequence[Tensor]], tuple[Tensor, Tensor]]
 """(delta, h, blending, need_logits, kept) -> the gradients w.r.t. h and the logits."""
 
+
+class Implementation(NamedTuple):
+    """A forward, and the backward for what it keeps."""
+
+    forward: Forward
+    backward: Backward
+
+
+Choice = Callable[[Tensor, Blending], Implementation]
+"""(h, blending) -> the implementation that runs on this input."""
+
 Decorator = Callable[..., Callable[[Callable[..., Any]], CustomOpDef]]
 """torch.library.custom_op or torch.library.triton_op."""
 
 
 class RoutedActivation:
-    """The routed activation in one implementation, with the operators `flexact::name` and `flexact::name_backward`."""
+    """The routed activation, with the operators `flexact::name` and `flexact::name_backward`."""
 
-    def __init__(self, name: str, decorator: Decorator, forward: Forward, backward: Backward) -> None:
-        self._forward, self._backward = forward, backward
-        self.operator, self.backward_operator = _define(name, decorator, forward, backward)
+    def __init__(self, name: str, decorator: Decorator, choose: Choice) -> None:
+        self._choose = choose
+        self.operator, self.backward_operator = _define(name, decorator, choose)
 
     def __call__(self, h: Tensor, logits: Tensor, blending: Blending) -> tuple[Tensor, Tensor]:
         """Return the routed activation of h and its statistics. See `flexact.ops.routed_activation`."""
         if is_traced(h):
             x, gathered = self.operator(h, logits, *packed(blending))
         elif torch.is_grad_enabled() and (h.requires_grad or logits.requires_grad):
-            x, gathered = _Eager.apply(h, logits, blending, self._forward, self._backward)  # type: ignore[no-untyped-call]
+            x, gathered = _Eager.apply(h, logits, blending, self._choose(h, blending))  # type: ignore[no-untyped-call]
         else:
-            x, gathered = self._forward(h.detach(), blending, None)
+            x, gathered = self._choose(h, blending).forward(h.detach(), blending, None)
         return x, gathered
 
 
@@ -63,13 +74,13 @@ def is_recorded(tensor: Tensor) -> bool:
 class _Eager(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, h: Tensor, logits: Tensor, blending: Blending, forward: Forward, backward: Backward
+        ctx: Any, h: Tensor, logits: Tensor, blending: Blending, implementation: Implementation
     ) -> tuple[Tensor, Tensor]:
         weights, probabilities, temperature, ctx.keys, ctx.alive, ctx.channel_dim, _ = blending
-        ctx.run_backward, ctx.terms = backward, None
+        ctx.run_backward, ctx.terms = implementation.backward, None
         ctx.set_materialize_grads(False)  # the statistics have no gradient
         kept: list[Tensor] = []
-        x, gathered = forward(h, blending, kept)
+        x, gathered = implementation.forward(h, blending, kept)
         ctx.save_for_backward(h, logits, weights, probabilities, temperature, *kept)
         ctx.mark_non_differentiable(gathered)
         return x, gathered
@@ -77,20 +88,20 @@ class _Eager(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, delta: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
         if delta is None:
-            return (None,) * 5
+            return (None,) * 4
         need_h, need_logits = ctx.needs_input_grad[:2]
         h, logits, weights, probabilities, temperature, *kept = ctx.saved_tensors
         blending = Blending(weights, probabilities, temperature, ctx.keys, ctx.alive, ctx.channel_dim, False)
         if torch.is_grad_enabled():  # the backward runs with create_graph=True
             if ctx.terms is None and not derivatives.known(blending):
-                return *differentiable.gradients(delta, h, logits, (need_h, need_logits), blending), None, None, None
-            ctx.terms = ctx.terms or higher_order.Terms(h, blending, kept)
-            return *higher_order.gradients(ctx, delta, h, logits, ctx.terms), None, None, None
+                return *differentiable.gradients(delta, h, logits, (need_h, need_logits), blending), None, None
+            ctx.terms = ctx.terms or higher_order.Terms(h, blending)
+            return *higher_order.gradients(ctx, delta, h, logits, ctx.terms), None, None
         gradient, to_logits = ctx.run_backward(delta, h, blending, need_logits, kept)
-        return gradient if need_h else None, to_logits if need_logits else None, None, None, None
+        return gradient if need_h else None, to_logits if need_logits else None, None, None
 
 
-def _define(name: str, decorator: Decorator, forward: Forward, backward: Backward) -> tuple[CustomOpDef, CustomOpDef]:
+def _define(name: str, decorator: Decorator, choose: Choice) -> tuple[CustomOpDef, CustomOpDef]:
 
     @decorator(f"flexact::{name}", mutates_args=())
     def operator(
@@ -104,7 +115,8 @@ def _define(name: str, decorator: Decorator, forward: Forward, backward: Backwar
         channel_dim: int,
         statistics: bool,
     ) -> tuple[Tensor, Tensor]:
-        return forward(h, unpacked(weights, probabilities, temperature, keys, alive, channel_dim, statistics), None)
+        blending = unpacked(weights, probabilities, temperature, keys, alive, channel_dim, statistics)
+        return choose(h, blending).forward(h, blending, None)
 
     @decorator(f"flexact::{name}_backward", mutates_args=())
     def backward_operator(
@@ -119,7 +131,7 @@ def _define(name: str, decorator: Decorator, forward: Forward, backward: Backwar
         need_logits: bool,
     ) -> tuple[Tensor, Tensor]:
         blending = unpacked(weights, probabilities, temperature, keys, alive, channel_dim, False)
-        return backward(delta, h, blending, need_logits, ())
+        return choose(h, blending).backward(delta, h, blending, need_logits, ())
 
     def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         *tensors, ctx.keys, ctx.alive, ctx.channel_dim, _ = inputs

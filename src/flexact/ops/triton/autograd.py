@@ -47,7 +47,8 @@ def _routed_backward(
     return run(fused, lambda delta: closed_form.backward(delta, h, blending, need_logits), delta)
 
 
-routed = operators.RoutedActivation("routed_activation_triton", triton_op, _routed_forward, _routed_backward)
+_KERNELS = operators.Implementation(_routed_forward, _routed_backward)
+routed = operators.RoutedActivation("routed_activation_triton", triton_op, lambda h, blending: _KERNELS)
 
 
 def _normalised_forward(

@@ -1,0 +1,107 @@
+"""Compiles kernels.c at first use, in under a second, and loads it.
+
+The library is kept in `$XDG_CACHE_HOME/flexact` (`~/.cache/flexact` by default), under a name that depends on the
+source and on the processor, for whose vector units it is compiled. If that folder cannot be written to, the library
+goes into a temporary folder of this process. Nothing is compiled when flexact is installed or imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shlex
+import subprocess
+import tempfile
+from ctypes import c_int, c_int32, c_int64, c_void_p
+from pathlib import Path
+
+from flexact.ops import dispatch
+
+SOURCE = Path(__file__).with_name("kernels.c")
+_COMMON = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
+_VECTORS = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
+FLAGS = ((*_COMMON, "-march=native", *_VECTORS, "-fopenmp"), _COMMON)
+"""The compiler's flags, and those for a compiler that refuses them: without threads and newer vector units."""
+TIMEOUT = 60
+"""Maximum duration of a compilation in seconds."""
+
+
+class Plan(ctypes.Structure):
+    """The struct Plan of kernels.c."""
+
+    _fields_ = (
+        ("count", c_int32),
+        ("functions", c_int32 * dispatch.MOST_CANDIDATES),
+        ("columns", c_int32 * dispatch.MOST_CANDIDATES),
+        ("higher", c_int32),
+        ("blended", c_int32),
+        ("summed", c_int32),
+        ("shares_e", c_int32),
+        ("shares_bell", c_int32),
+    )
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """Return the library with its functions; compile it if it is not in the cache. Raise OSError or a
+    SubprocessError if that fails."""
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = _cache_folder()
+            library = _built(folder)
+        except PermissionError:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flexact")))
+            library = _built(folder)
+        loaded = ctypes.CDLL(str(library))
+    pointer = c_void_p
+    loaded.sweep.argtypes = [pointer] * 7 + [c_int64, c_int]
+    loaded.sweep.restype = c_int
+    loaded.means.argtypes = [pointer, c_int64, c_int, pointer]
+    loaded.logit_gradient.argtypes = [pointer, pointer, pointer, c_int, pointer]
+    loaded.means.restype = loaded.logit_gradient.restype = None
+    return loaded
+
+
+def _cache_folder() -> Path:
+    """Return the cache folder, created if it is missing."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(root) / "flexact"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _built(folder: Path) -> Path:
+    """Return the library in a folder, compiled if it is missing."""
+    identity = "\n".join([SOURCE.read_text(), repr(FLAGS), *_processor(), *dispatch.c_compiler()])
+    library = folder / f"kernels-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
+    if not library.exists():
+        handle, unfinished = tempfile.mkstemp(suffix=".so", dir=folder)
+        os.close(handle)
+        try:
+            _compile(unfinished)
+            os.replace(unfinished, library)  # another process may be compiling it as well
+        finally:
+            Path(unfinished).unlink(missing_ok=True)
+    return library
+
+
+def _compile(output: str) -> None:
+    for flags in FLAGS:
+        command = [*dispatch.c_compiler(), *flags, "-o", output, str(SOURCE), "-lm"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+        if done.returncode == 0:
+            return
+    raise OSError(f"{shlex.join(command)} failed: {done.stderr.strip()[-500:]}")
+
+
+def _processor() -> list[str]:
+    """Return what the machine code depends on: the architecture, the C library and the processor's features."""
+    found = [platform.machine(), *platform.libc_ver()]
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        found += sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))})
+    return found

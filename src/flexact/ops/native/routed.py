@@ -1,0 +1,193 @@
+"""The routed activation in C: forward, backward and higher derivatives of a site on float32 tensors.
+
+The candidates in FUNCTIONS have formulas in kernels.c. For the others, torch computes the values and slopes, block by
+block, and the C code blends and sums them. The backward recomputes the values of the former, and keeps those of the
+latter for tensors of up to `closed_form.MOST_KEPT` elements.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import subprocess
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from flexact.candidates.registry import lookup
+from flexact.ops import dispatch
+from flexact.ops.blending import Blending
+from flexact.ops.closed_form import BLOCK, MOST_KEPT, dense, with_layout_of
+from flexact.ops.native import library
+
+FUNCTIONS = (
+    *("given", "relu", "leaky_relu", "sigmoid", "tanh", "identity", "gelu", "silu", "mish", "elu", "selu", "softplus"),
+    *("hardswish", "relu6", "softsign", "relu_squared", "sine", "gelu_tanh"),
+)
+"""The functions of kernels.c in the order of its enumeration."""
+_OF_EXP = frozenset({"sigmoid", "tanh", "silu", "mish", "elu", "selu", "softplus"})
+
+_Given = dict[int, tuple[Tensor, Tensor]]
+"""The values and slopes of the candidates without a formula, by their position among those that are not dropped."""
+
+
+def supports(h: Tensor, blending: Blending) -> bool:
+    """Return whether the C code can run: on a CPU tensor in at most float32, with one row of weights."""
+    weights, probabilities, temperature, keys, *_ = blending
+    return (
+        h.device.type == "cpu"
+        and h.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and weights.shape[0] == 1
+        and weights.dtype == probabilities.dtype == temperature.dtype == torch.float32
+        and len(keys) <= dispatch.MOST_CANDIDATES
+        and h.numel() > 0
+        and dispatch.active(h.device).name == "native"
+        and _loads()
+    )
+
+
+def _loads() -> bool:
+    """Return whether the library can be loaded; otherwise disable it with a warning."""
+    try:
+        library.load()
+    except (OSError, subprocess.SubprocessError) as error:
+        dispatch.give_up("native", "the C compiler failed", error)
+        return False
+    return True
+
+
+def has_formulas(blending: Blending) -> bool:
+    """Return whether every candidate that is not dropped has a formula in C."""
+    return 0 not in _functions(blending.keys, blending.alive)
+
+
+def forward(h: Tensor, blending: Blending, kept: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
+    """Return x and the sensitivities as `closed_form.forward`. Values that `backward` needs are appended to `kept`."""
+    h, statistics = dense(h), blending.statistics
+    plan = _plan(blending.keys, blending.alive, blended=0, summed=1 if statistics else -1)
+    if kept is not None and h.numel() <= MOST_KEPT:
+        kept += [tensor for pair in _given(_source(h), blending).values() for tensor in pair]
+    x, sums = _swept(plan, h, blending, None, kept or ())
+    if not statistics:
+        return x, blending.weights.new_empty(0)
+    sensitivities = torch.empty_like(blending.weights)
+    library.load().means(sums.data_ptr(), h.numel(), sums.numel(), sensitivities.data_ptr())
+    return x, sensitivities
+
+
+def backward(
+    delta: Tensor, h: Tensor, blending: Blending, need_logits: bool, kept: Sequence[Tensor] = ()
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients with respect to h and the logits as `closed_form.backward`."""
+    plan = _plan(blending.keys, blending.alive, blended=1, summed=0 if need_logits else -1)
+    gradient, sums = _swept(plan, dense(h), blending, delta, kept)
+    return gradient, _logit_gradient(sums, blending) if need_logits else blending.weights.new_empty(0)
+
+
+def blend(h: Tensor, blending: Blending, n: int) -> Tensor:
+    """Return Σ_k w_k σ_k⁽ⁿ⁾(h) for n up to 3; every candidate must have a formula."""
+    plan = _plan(blending.keys, blending.alive, higher=n > 1, blended=n % 2, summed=-1)
+    return _swept(plan, dense(h), blending, None, ())[0]
+
+
+def logit_gradient(delta: Tensor, h: Tensor, blending: Blending, n: int) -> Tensor:
+    """Return the gradient of ⟨δ, Σ_k w_k σ_k⁽ⁿ⁾(h)⟩ with respect to the logits, (K,); see `blend`."""
+    plan = _plan(blending.keys, blending.alive, higher=n > 1, blended=-1, summed=n % 2)
+    return _logit_gradient(_swept(plan, dense(h), blending, delta, ())[1], blending)
+
+
+def _swept(
+    plan: library.Plan, h: Tensor, blending: Blending, delta: Tensor | None, kept: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return the blend in the layout and dtype of a dense tensor h, and the sums, (K,)."""
+    source = _source(h)
+    upstream = None if delta is None else _source(with_layout_of(h, _materialised(delta)))
+    x = torch.empty_like(source)
+    weights = blending.weights.contiguous()
+    sums = torch.zeros(weights.shape[1], dtype=torch.float64)
+    for start, size, pointers in _blocks(source, blending, kept):
+        at = 4 * start
+        failed = library.load().sweep(
+            ctypes.addressof(plan),
+            source.data_ptr() + at,
+            None if upstream is None else upstream.data_ptr() + at,
+            weights.data_ptr(),
+            pointers,
+            x.data_ptr() + at,
+            sums.data_ptr(),
+            size,
+            torch.get_num_threads(),
+        )
+        if failed:
+            raise MemoryError("flexact's CPU kernel could not allocate memory")
+    return x.to(h.dtype), sums
+
+
+def _source(tensor: Tensor) -> Tensor:
+    return _materialised(tensor).float()
+
+
+def _materialised(tensor: Tensor) -> Tensor:
+    """Return a tensor whose memory holds its values."""
+    return tensor.clone() if tensor._is_zerotensor() or tensor.is_neg() else tensor
+
+
+def _blocks(source: Tensor, blending: Blending, kept: Sequence[Tensor]) -> Iterator[tuple[int, int, object]]:
+    """Yield the start and size of each block, and pointers to the pairs of the candidates without a formula."""
+    size = source.numel()
+    if has_formulas(blending):
+        yield 0, size, None
+        return
+    flat = source.as_strided((size,), (1,))
+    functions = _functions(blending.keys, blending.alive)
+    for start in range(0, size, size if kept else BLOCK):
+        block = flat if kept else flat[start : start + BLOCK]
+        tensors = kept or [tensor for pair in _given(block, blending).values() for tensor in pair]
+        pairs = iter(tensors)
+        addresses = [next(pairs).data_ptr() if function == 0 else None for function in functions for _ in range(2)]
+        yield start, block.numel(), (ctypes.c_void_p * len(addresses))(*addresses)
+
+
+def _given(source: Tensor, blending: Blending) -> _Given:
+    """Return the flat values and slopes of the candidates without a formula."""
+    found: _Given = {}
+    flat = source.as_strided((source.numel(),), (1,))
+    for position, function in enumerate(_functions(blending.keys, blending.alive)):
+        if function == 0:
+            candidate = lookup(blending.keys[blending.alive[position]])
+            value = candidate.function(flat)
+            slope = candidate.derivative(flat, value)
+            found[position] = value.float().contiguous(), slope.float().contiguous()
+    return found
+
+
+def _logit_gradient(sums: Tensor, blending: Blending) -> Tensor:
+    probabilities = blending.probabilities.contiguous()
+    gradient = torch.empty(sums.numel())
+    library.load().logit_gradient(
+        sums.data_ptr(),
+        probabilities.data_ptr(),
+        blending.temperature.data_ptr(),
+        sums.numel(),
+        gradient.data_ptr(),
+    )
+    return gradient
+
+
+@functools.cache
+def _functions(keys: tuple[str, ...], alive: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the numbers of the candidates that are not dropped."""
+    names = [lookup(keys[k]).name for k in alive]
+    return tuple(FUNCTIONS.index(name) if name in FUNCTIONS else 0 for name in names)
+
+
+@functools.cache
+def _plan(
+    keys: tuple[str, ...], alive: tuple[int, ...], *, blended: int, summed: int, higher: bool = False
+) -> library.Plan:
+    functions = _functions(keys, alive)
+    names = {FUNCTIONS[function] for function in functions}
+    return library.Plan(
+        len(alive), functions, alive, higher, blended, summed, not _OF_EXP.isdisjoint(names), "gelu" in names
+    )
