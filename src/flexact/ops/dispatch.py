@@ -36,6 +36,10 @@ MOST_CANDIDATES = 16
 """Maximum number of candidates per site in the Triton kernels and in C."""
 
 
+class CannotBuild(Exception):
+    """Raised if a kernel cannot be compiled on this machine; the cause gives the reason."""
+
+
 class Active(NamedTuple):
     """The implementation that runs, and the reason if a user may expect another one, otherwise ""."""
 

@@ -83,12 +83,9 @@ class RoundStatistics:
         self._ones = torch.ones(rows, 2, device=device)
 
     @property
-    def averages(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.mean, self.square, self.weights
-
-    @property
-    def evidence(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.count, self.total, self.products
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors, in the order that kernels expect."""
+        return self.mean, self.square, self.weights, self.count, self.total, self.products
 
     def to(self, device: torch.device) -> None:
         """Move to the model's device."""
@@ -96,7 +93,7 @@ class RoundStatistics:
             vars(self).update({name: tensor.to(device) for name, tensor in vars(self).items()})
 
     def reset(self) -> None:
-        for tensor in (*self.averages, *self.evidence):
+        for tensor in self.tensors:
             tensor.zero_()
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -109,12 +106,13 @@ class RoundStatistics:
         moves: (rows, 1), a mask of the rows to update; None for all.
         """
         square = gradient.double().square().sum(-1, keepdim=True) / alive.sum(-1, keepdim=True)
-        before = [tensor.clone() for tensor in self.averages] if moves is not None else []
+        averaged = self.mean, self.square, self.weights
+        before = [tensor.clone() for tensor in averaged] if moves is not None else []
         self.mean.lerp_(gradient, 1 - MEAN_DECAY)
         self.square.lerp_(square, 1 - SQUARE_DECAY)
         self.weights.lerp_(self._ones, self._rates)
         if moves is not None:
-            for now, old in zip(self.averages, before, strict=True):
+            for now, old in zip(averaged, before, strict=True):
                 now.copy_(torch.where(moves, now, old))
         mean_weight, square_weight = self.weights.split_with_sizes([1, 1], dim=1)
         return self.mean / mean_weight, (self.square / square_weight).sqrt().float().clamp_min(_SMALLEST_SIZE)

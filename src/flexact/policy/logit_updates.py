@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from flexact.ops import fallback
+from flexact.ops.policy_kernels import PolicyKernels, Tables, has_kernel
 from flexact.policy.evidence import MEAN_DECAY, SQUARE_DECAY, RoundStatistics
 from flexact.policy.optimizers import Step
 from flexact.routing import corrections
@@ -75,8 +77,11 @@ def before_step(
         return
     statistics.to(router.device)
     with torch.no_grad():
-        update = _fused_update if router.runs_fused() else _update
-        changes = update(router, statistics, step_size, factors)
+        kernels = router.kernels() if has_kernel(router.config.policy) else None
+        if kernels is None:
+            changes = _update(router, statistics, step_size, factors)
+        else:
+            changes = _fused_update(kernels, router, statistics, step_size, factors)
         if router.config.policy.moves_logits:
             _move_logits(router, step, changes)
             skip(router, step)
@@ -160,15 +165,10 @@ def _advantage(router: Router, gradient: Tensor) -> Tensor:
 
 
 def _fused_update(
-    router: Router, statistics: RoundStatistics, step_size: Tensor, factors: Tensor | None
+    kernels: PolicyKernels, router: Router, statistics: RoundStatistics, step_size: Tensor, factors: Tensor | None
 ) -> list[Tensor]:
-    """Return the result of `_update`, computed by one kernel if it supports the policy; on one rank, the kernel also
-    averages the sensitivities."""
-    from flexact.ops.triton import fallback  # needs Triton
-    from flexact.ops.triton import policy as policy_kernels
-
-    if not policy_kernels.has_kernel(router.config.policy):
-        return _update(router, statistics, step_size, factors)
+    """Return the result of `_update`, computed by one kernel; on one rank, the kernel also averages the
+    sensitivities."""
     policy = router.config.policy
     sensitivity: Tensor | None = None
     flat: list[Tensor] = []
@@ -176,22 +176,20 @@ def _fused_update(
     if policy.pulls_logits:
         sensitivity = router.sensitivity() if rank_count() > 1 else None
         flat, calls = router.call_statistics.flat(router.device, sensitivity)
-    tables = policy_kernels.Tables(
+    tables = Tables(
         router.layout, calls, router.grouped_rows, router.group_starts, router.alive(), router.p, _q(router),
         router.width(), router.alpha, step_size, factors,
     )  # fmt: skip
 
     def fused(values: Tensor) -> list[Tensor]:
         rates = (1 - MEAN_DECAY, 1 - SQUARE_DECAY)
-        found = policy_kernels.update(
-            values, router.size, tables, statistics.averages, statistics.evidence, rates, policy
-        )
+        found = kernels.update(values, router.size, tables, statistics.tensors, rates, policy)
         return router.split_flat(found)
 
     def plain(_: Tensor) -> list[Tensor]:
         return _update(router, statistics, step_size, factors, sensitivity)
 
-    return fallback.run(fused, plain, torch.cat([*router.gradients(), *router.temperatures(), *flat]))
+    return fallback.run(fused, plain, torch.cat([*router.gradients(), *flat]))
 
 
 def _penalty(router: Router) -> Tensor:

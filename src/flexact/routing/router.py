@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flexact.ops import dispatch
+from flexact.ops import fallback, policy_kernels
 from flexact.ops.differentiable import is_wrapped, transforming
+from flexact.ops.policy_kernels import PolicyKernels
 from flexact.routing.call_statistics import CallStatistics
 from flexact.routing.gumbel import gumbel_noise, log_pi, probabilities
 from flexact.routing.sharding import is_sharded
@@ -64,7 +65,7 @@ class Router(SiteTables):
         for index, site in enumerate(sites):
             site.router, site.index, site.table_rows = self, index, slice(start, start + site.rows)
             start += site.rows
-        self.call_statistics = CallStatistics(self.rows, self.k, start=sum(site.rows * site.k + 1 for site in sites))
+        self.call_statistics = CallStatistics(self.rows, self.k, start=sum(site.rows * site.k for site in sites))
         self._device: torch.device | None = None
         self._read: list[tuple[int, int] | None] = [None] * len(sites)
         self._alive: Tensor | None = None
@@ -105,7 +106,8 @@ class Router(SiteTables):
                 return
             if self._skipped_draw:
                 self._draw()
-            self.pi, self.p = self._fused_probabilities() if self.runs_fused() else self._probabilities()
+            kernels = self.kernels()
+            self.pi, self.p = self._probabilities() if kernels is None else self._fused_probabilities(kernels)
 
     @property
     def committed(self) -> bool:
@@ -134,16 +136,13 @@ class Router(SiteTables):
             # In place: a captured CUDA graph reads this memory.
             self.noise.copy_(drawn.pin_memory() if pinned else drawn, non_blocking=pinned)
 
-    def runs_fused(self) -> bool:
-        """Return whether sampling and policy each run as one Triton kernel. They do not under torch.compile, which
-        fuses the plain operations, nor under torch.func and torch.jit.trace, whose tensors kernels cannot read."""
+    def kernels(self) -> PolicyKernels | None:
+        """Return the kernels that compute the probabilities and the policy; None for plain torch, as under
+        torch.compile, which fuses the plain operations, and under torch.func and torch.jit.trace, whose tensors kernels
+        cannot read."""
         if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or transforming():
-            return False
-        if dispatch.active(self.device).name != "triton":
-            return False
-        from flexact.ops.triton import policy as policy_kernels  # needs Triton
-
-        return policy_kernels.takes(self.sites[0].logits, self.k)
+            return None
+        return policy_kernels.chosen(self.sites[0].logits, self.k)
 
     def alive(self) -> Tensor:
         """Return a mask of the candidates that are not dropped, (rows, K); False for padding. Cached until a drop."""
@@ -194,14 +193,11 @@ class Router(SiteTables):
         of_pi = log_pi(self.logits(), self.alive())
         return of_pi.exp(), probabilities(of_pi, self.noise if self.config.policy.noise else None, self.temperature())
 
-    def _fused_probabilities(self) -> tuple[Tensor, Tensor]:
+    def _fused_probabilities(self, kernels: PolicyKernels) -> tuple[Tensor, Tensor]:
         """Return the result of `_probabilities`, computed by one kernel."""
-        from flexact.ops.triton import fallback  # needs Triton
-        from flexact.ops.triton import policy as policy_kernels
-
-        values = torch.cat([*self.flat_logits(), *self.temperatures()])
+        values = torch.cat([*self.flat_logits(), self.temperatures()])
         tables = (self.layout, self.alive(), self.noise)
-        return fallback.run(policy_kernels.draw, lambda *_: self._probabilities(), values, *tables)
+        return fallback.run(kernels.draw, lambda *_: self._probabilities(), values, *tables)
 
     def _drawn(self) -> Tensor:
         """Return the noise of this step, (rows, K)."""

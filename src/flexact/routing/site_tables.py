@@ -34,7 +34,7 @@ class SiteTables:
 
     def flat_logits(self) -> list[Tensor]:
         """Return the full logits of each site."""
-        every = [site.logits for site in self.sites]
+        every = self.parameters()
         for site, logits in zip(self.sites, every, strict=True):
             if logits.dtype in (torch.float16, torch.bfloat16):
                 raise FlexActError(
@@ -45,12 +45,12 @@ class SiteTables:
 
     def temperature(self) -> Tensor:
         """Return τ of each row, (rows, 1)."""
-        by_site = torch.stack([site.temperature for site in self.sites])
+        by_site = self.temperatures()
         return (by_site if self.rows == len(self.sites) else by_site[self._site_of_row]).unsqueeze(1)
 
-    def temperatures(self) -> list[Tensor]:
-        """Return τ of each site as a tensor of shape (1,)."""
-        return [site.temperature.view(1) for site in self.sites]
+    def temperatures(self) -> Tensor:
+        """Return τ of each site, (sites,)."""
+        return torch.stack([site._buffers["temperature"] for site in self.sites])  # type: ignore[arg-type]
 
     def width(self) -> Tensor:
         """Return the number of elements per sample of each row, (rows, 1)."""
@@ -72,7 +72,7 @@ class SiteTables:
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the logits of each site. Reading `_parameters` is many times faster than an attribute of the module,
-        and this runs before every step."""
+        and this runs twice in every step."""
         return [site._parameters["logits"] for site in self.sites]  # type: ignore[misc]
 
     def gradients(self) -> list[Tensor]:

@@ -98,7 +98,7 @@ def normalised_site(site: nn.Module, *parts: Any) -> Tensor:
         if _fits(site, h):
             if torch.compiler.is_compiling():
                 return _run_fused(site, h)
-            from flexact.ops.triton import fallback  # needs Triton
+            from flexact.ops import fallback
 
             # If a kernel cannot be compiled, the parts run. The running statistics may then count this batch twice.
             fused: Tensor = fallback.run(lambda _: _run_fused(site, h), lambda _: site(h.result()), h.y)

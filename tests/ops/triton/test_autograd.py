@@ -22,10 +22,10 @@ from flexact import FlexAct, FlexActError, FlexConfig, Policy
 from flexact.candidates.registry import lookup
 from flexact.ops import _plain, dispatch, routed_activation
 from flexact.ops.blending import Blending
+from flexact.ops.dispatch import CannotBuild
 from flexact.ops.triton import autograd as triton_autograd
 from flexact.ops.triton import moments, routed
 from flexact.ops.triton.basis import has_form
-from flexact.ops.triton.launch import CannotBuild
 from flexact.surgery.fused_site import normalised_site
 
 NAMES = ("relu", "tanh", "gelu")

@@ -1,7 +1,7 @@
-"""Compiles kernels.c at first use, in under a second, and loads it.
+"""Compiles the C files of this package at first use, in about a second, and loads the library.
 
 The library is kept in `$XDG_CACHE_HOME/flexact` (`~/.cache/flexact` by default), under a name that depends on the
-source and on the processor, for whose vector units it is compiled. If that folder cannot be written to, the library
+sources and on the processor, for whose vector units it is compiled. If that folder cannot be written to, the library
 goes into a temporary folder of this process. Nothing is compiled when flexact is installed or imported.
 """
 
@@ -16,12 +16,12 @@ import platform
 import shlex
 import subprocess
 import tempfile
-from ctypes import c_int, c_int32, c_int64, c_void_p
+from ctypes import c_int, c_int64, c_void_p
 from pathlib import Path
 
 from flexact.ops import dispatch
 
-SOURCE = Path(__file__).with_name("kernels.c")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.c", "policy.c"))
 _COMMON = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
 _VECTORS = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
 FLAGS = ((*_COMMON, "-march=native", *_VECTORS, "-fopenmp"), _COMMON)
@@ -30,53 +30,49 @@ TIMEOUT = 60
 """Maximum duration of a compilation in seconds."""
 
 
-class Plan(ctypes.Structure):
-    """The struct Plan of kernels.c."""
-
-    _fields_ = (
-        ("count", c_int32),
-        ("functions", c_int32 * dispatch.MOST_CANDIDATES),
-        ("columns", c_int32 * dispatch.MOST_CANDIDATES),
-        ("higher", c_int32),
-        ("blended", c_int32),
-        ("summed", c_int32),
-        ("shares_e", c_int32),
-        ("shares_bell", c_int32),
-    )
+def loads() -> bool:
+    """Return whether the library can be loaded; otherwise disable it with a warning."""
+    try:
+        load()
+    except (OSError, subprocess.SubprocessError) as error:
+        dispatch.give_up("native", "flexact's CPU kernels cannot be built", error)
+        return False
+    return True
 
 
 @functools.cache
 def load() -> ctypes.CDLL:
     """Return the library with its functions; compile it if it is not in the cache. Raise OSError or a
     SubprocessError if that fails."""
-    with contextlib.ExitStack() as stack:
-        try:
-            folder = _cache_folder()
-            library = _built(folder)
-        except PermissionError:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flexact")))
-            library = _built(folder)
-        loaded = ctypes.CDLL(str(library))
+    try:
+        library = ctypes.CDLL(str(_built(_cache_folder())))
+    except OSError:  # the folder cannot be written to, or forbids machine code
+        with tempfile.TemporaryDirectory(prefix="flexact") as folder:
+            library = ctypes.CDLL(str(_built(Path(folder))))
     pointer = c_void_p
-    loaded.sweep.argtypes = [pointer] * 7 + [c_int64, c_int]
-    loaded.sweep.restype = c_int
-    loaded.means.argtypes = [pointer, c_int64, c_int, pointer]
-    loaded.logit_gradient.argtypes = [pointer, pointer, pointer, c_int, pointer]
-    loaded.means.restype = loaded.logit_gradient.restype = None
-    return loaded
+    library.sweep.argtypes = [pointer] * 7 + [c_int64, c_int]
+    library.sweep.restype = c_int
+    library.means.argtypes = [pointer, c_int64, c_int, pointer]
+    library.logit_gradient.argtypes = [pointer, pointer, pointer, c_int, pointer]
+    library.draw.argtypes = [pointer] * 6 + [c_int64, c_int]
+    library.update.argtypes = [pointer] * 2
+    for function in (library.means, library.logit_gradient, library.draw, library.update):
+        function.restype = None
+    return library
 
 
 def _cache_folder() -> Path:
     """Return the cache folder, created if it is missing."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(root) / "flexact"
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flexact"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def _built(folder: Path) -> Path:
     """Return the library in a folder, compiled if it is missing."""
-    identity = "\n".join([SOURCE.read_text(), repr(FLAGS), *_processor(), *dispatch.c_compiler()])
+    identity = "\n".join(
+        [*(source.read_text() for source in SOURCES), repr(FLAGS), *_processor(), *dispatch.c_compiler()]
+    )
     library = folder / f"kernels-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
     if not library.exists():
         handle, unfinished = tempfile.mkstemp(suffix=".so", dir=folder)
@@ -91,7 +87,7 @@ def _built(folder: Path) -> Path:
 
 def _compile(output: str) -> None:
     for flags in FLAGS:
-        command = [*dispatch.c_compiler(), *flags, "-o", output, str(SOURCE), "-lm"]
+        command = [*dispatch.c_compiler(), *flags, "-o", output, *map(str, SOURCES), "-lm"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
         if done.returncode == 0:
             return

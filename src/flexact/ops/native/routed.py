@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import subprocess
 from collections.abc import Iterator, Sequence
+from ctypes import c_int32
 
 import torch
 from torch import Tensor
@@ -28,6 +28,22 @@ FUNCTIONS = (
 """The functions of kernels.c in the order of its enumeration."""
 _OF_EXP = frozenset({"sigmoid", "tanh", "silu", "mish", "elu", "selu", "softplus"})
 
+
+class _Plan(ctypes.Structure):
+    """The struct Plan of kernels.c."""
+
+    _fields_ = (
+        ("count", c_int32),
+        ("functions", c_int32 * dispatch.MOST_CANDIDATES),
+        ("columns", c_int32 * dispatch.MOST_CANDIDATES),
+        ("higher", c_int32),
+        ("blended", c_int32),
+        ("summed", c_int32),
+        ("shares_e", c_int32),
+        ("shares_bell", c_int32),
+    )
+
+
 _Given = dict[int, tuple[Tensor, Tensor]]
 """The values and slopes of the candidates without a formula, by their position among those that are not dropped."""
 
@@ -37,24 +53,15 @@ def supports(h: Tensor, blending: Blending) -> bool:
     weights, probabilities, temperature, keys, *_ = blending
     return (
         h.device.type == "cpu"
+        and weights is probabilities  # a hard forward equals the picked module to the bit, so it runs in torch
         and h.dtype in (torch.float32, torch.bfloat16, torch.float16)
         and weights.shape[0] == 1
         and weights.dtype == probabilities.dtype == temperature.dtype == torch.float32
         and len(keys) <= dispatch.MOST_CANDIDATES
         and h.numel() > 0
         and dispatch.active(h.device).name == "native"
-        and _loads()
+        and library.loads()
     )
-
-
-def _loads() -> bool:
-    """Return whether the library can be loaded; otherwise disable it with a warning."""
-    try:
-        library.load()
-    except (OSError, subprocess.SubprocessError) as error:
-        dispatch.give_up("native", "the C compiler failed", error)
-        return False
-    return True
 
 
 def has_formulas(blending: Blending) -> bool:
@@ -98,14 +105,14 @@ def logit_gradient(delta: Tensor, h: Tensor, blending: Blending, n: int) -> Tens
 
 
 def _swept(
-    plan: library.Plan, h: Tensor, blending: Blending, delta: Tensor | None, kept: Sequence[Tensor]
+    plan: _Plan, h: Tensor, blending: Blending, delta: Tensor | None, kept: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Return the blend in the layout and dtype of a dense tensor h, and the sums, (K,)."""
     source = _source(h)
     upstream = None if delta is None else _source(with_layout_of(h, _materialised(delta)))
     x = torch.empty_like(source)
     weights = blending.weights.contiguous()
-    sums = torch.zeros(weights.shape[1], dtype=torch.float64)
+    sums = torch.zeros(weights.shape[1], dtype=torch.float64, device=h.device)
     for start, size, pointers in _blocks(source, blending, kept):
         at = 4 * start
         failed = library.load().sweep(
@@ -164,7 +171,7 @@ def _given(source: Tensor, blending: Blending) -> _Given:
 
 def _logit_gradient(sums: Tensor, blending: Blending) -> Tensor:
     probabilities = blending.probabilities.contiguous()
-    gradient = torch.empty(sums.numel())
+    gradient = torch.empty_like(probabilities).view(-1)
     library.load().logit_gradient(
         sums.data_ptr(),
         probabilities.data_ptr(),
@@ -183,11 +190,7 @@ def _functions(keys: tuple[str, ...], alive: tuple[int, ...]) -> tuple[int, ...]
 
 
 @functools.cache
-def _plan(
-    keys: tuple[str, ...], alive: tuple[int, ...], *, blended: int, summed: int, higher: bool = False
-) -> library.Plan:
+def _plan(keys: tuple[str, ...], alive: tuple[int, ...], *, blended: int, summed: int, higher: bool = False) -> _Plan:
     functions = _functions(keys, alive)
     names = {FUNCTIONS[function] for function in functions}
-    return library.Plan(
-        len(alive), functions, alive, higher, blended, summed, not _OF_EXP.isdisjoint(names), "gelu" in names
-    )
+    return _Plan(len(alive), functions, alive, higher, blended, summed, not _OF_EXP.isdisjoint(names), "gelu" in names)

@@ -16,9 +16,9 @@ from torch.library import triton_op
 from flexact.errors import FlexActError
 from flexact.ops import closed_form, operators
 from flexact.ops.blending import Blending, packed, unpacked
+from flexact.ops.dispatch import CannotBuild
+from flexact.ops.fallback import run
 from flexact.ops.triton import routed as routed_kernels
-from flexact.ops.triton.fallback import run
-from flexact.ops.triton.launch import CannotBuild
 from flexact.ops.triton.routed import Norm, Preactivation
 
 __all__ = ["Norm", "Preactivation", "normalised", "routed"]

@@ -12,8 +12,8 @@ from triton.errors import TritonError
 from flexact.candidates.registry import Candidate, lookup
 from flexact.errors import FlexActError
 from flexact.ops.blending import Blending
+from flexact.ops.dispatch import CannotBuild
 from flexact.ops.triton import routed
-from flexact.ops.triton.launch import CannotBuild
 
 TOLERANCE = 1e-3
 """Allowed error relative to max(1, |value|): a form may be approximate, as the built-in ones are in half precision."""

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.library import wrap_triton
 
 from flexact.ops import dispatch
+from flexact.ops.dispatch import CannotBuild
 from flexact.ops.operators import is_recorded
 from flexact.ops.triton import ahead
 
@@ -38,10 +39,6 @@ _log = logging.getLogger(__name__)
 
 Dtypes = tuple[torch.dtype, ...]
 """The dtypes of the tensors of a launch, in their order."""
-
-
-class CannotBuild(Exception):
-    """Raised if a kernel cannot be compiled on this machine; the cause gives the reason."""
 
 
 class Launch:

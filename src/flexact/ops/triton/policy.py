@@ -1,25 +1,12 @@
-"""Two Triton kernels that process all sites of a model in one launch: sampling, and the policy's logit step.
+"""Two Triton kernels that process all sites of a model in one launch; see `flexact.ops.policy_kernels`.
 
-Both do little arithmetic on a (rows, K) table, so the cost is dominated by launches, of which plain torch needs about
-forty. `routing.router` and `policy.logit_updates` are the readable reference in plain torch, and the oracle of the
-tests. The logit step has a kernel only for policies that `has_kernel` accepts, such as the default one; the others run
-in plain torch.
-
-The numbers of all sites are concatenated without padding into one flat tensor, `values`. Two integer tables hold the
-offsets of each row in it:
-
-- layout, (rows, 3): offset of the row's first number, number of candidates, offset of the temperature;
-- calls, (rows, 2 + maximum number of calls): whether the row was called, number of calls, and offset of the
-  sensitivities of each call.
-
-In the logit step, one program processes the rows of one group of sites that pick together; a row that picks alone is a
-group of its own. No sum spans several groups, so programs are independent.
+Their cost is dominated by launches. In the logit step, one program processes the rows of one group of sites that pick
+together; a row that picks alone is a group of its own. No sum spans several groups, so programs are independent.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
 
 import torch
 import triton
@@ -27,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from flexact.config import Policy
-from flexact.ops.operators import is_traced
+from flexact.ops.policy_kernels import Tables
 from flexact.ops.triton.kernels import MOST_CANDIDATES
 from flexact.ops.triton.launch import Launch
 
@@ -42,72 +29,28 @@ _SMALLEST_SIZE = tl.constexpr(torch.finfo(torch.float32).tiny)
 _SMALLEST_NORM = tl.constexpr(1e-100)
 
 
-class Tables(NamedTuple):
-    """The tables that the kernel reads; the docstring of this module describes `layout` and `calls`.
-
-    alive, p and q are (rows, K); width and factors are (rows, 1); alpha and step_size are scalars.
-    """
-
-    layout: Tensor
-    calls: Tensor
-    """Not read if the policy needs no statistics."""
-    grouped_rows: Tensor
-    """(rows,), the rows in the order of their groups."""
-    group_starts: Tensor
-    """(groups + 1,), the position of each group's first row in `grouped_rows`; the last entry is the number of rows."""
-    alive: Tensor
-    p: Tensor
-    """The probabilities of the blend."""
-    q: Tensor
-    """The distribution that the KL acts on."""
-    width: Tensor
-    alpha: Tensor
-    step_size: Tensor
-    factors: Tensor | None
-    """What the gradients are multiplied by; 0 in rows that do not move. None if all are 1."""
-
-
-def takes(logits: Tensor, k: int) -> bool:
-    """Return whether the kernels support k candidates and these logits, which must not be traced."""
-    return k <= MOST_CANDIDATES.value and logits.dtype == torch.float32 and not is_traced(logits)
-
-
-def has_kernel(policy: Policy) -> bool:
-    """Return whether the kernel supports a policy: its Schedule moves the logits, its correction clips nothing, and its
-    λ is a number."""
-    is_supported = policy.correction in ("none", "grad_norm_kl", "output_norm")
-    return policy.moves_logits and is_supported and policy.lam != "temperature"
-
-
 def draw(values: Tensor, layout: Tensor, alive: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Return π and p = softmax((log π + g)/τ), each (rows, K).
-
-    values: all logits, then one temperature per site. alive, noise: (rows, K).
-    """
+    """Return π and p; see `PolicyKernels.draw`."""
     pi, p = torch.empty_like(noise), torch.empty_like(noise)
     _draw_launch(*noise.shape)(values, layout, alive, noise, pi, p)
     return pi, p
 
 
 def update(
-    values: Tensor, size: int, tables: Tables, running: tuple[Tensor, ...], evidence: tuple[Tensor, ...],
-    rates: tuple[float, float], policy: Policy,
-) -> Tensor:  # fmt: skip
-    """Return the changes to subtract from the logits.
-
-    The result is flat, without padding. The running averages and the evidence are updated in place.
-    values: all gradients, `size` numbers; then one temperature per site; then the sensitivities of each call,
-    (its rows, its candidates).
-    running: the mean (rows, K), the square (rows, 1), and the bias-correction weights of both (rows, 2).
-    evidence: the count (rows, 1), the total (rows, K) and the products (rows, K, K).
-    rates: the weights of a new gradient in the running mean, and of its square in the running square.
-    """
+    values: Tensor,
+    size: int,
+    tables: Tables,
+    statistics: tuple[Tensor, ...],
+    rates: tuple[float, float],
+    policy: Policy,
+) -> Tensor:
+    """Return the changes to subtract from the logits; see `PolicyKernels.update`."""
     found = values.new_empty(size)
     read, factors = tables[:-1], tables.factors
     groups = len(tables.group_starts) - 1
     most = tables.calls.shape[1] - 2
     launch = _update_launch(*tables.alive.shape, groups, most, factors is not None, rates, policy)
-    launch(values, *read, values if factors is None else factors, *running, *evidence, found)
+    launch(values, *read, values if factors is None else factors, *statistics, found)
     return found
 
 

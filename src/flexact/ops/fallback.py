@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flexact.ops import dispatch
-from flexact.ops.triton.launch import CannotBuild
+from flexact.ops.dispatch import CannotBuild
 
 Result = TypeVar("Result")
 

@@ -1,0 +1,57 @@
+"""The probabilities of all sites and the policy's step of their logits, in C; see `flexact.ops.policy_kernels`."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from flexact.config import Policy
+from flexact.ops.native import library
+from flexact.ops.policy_kernels import Tables
+
+
+class _Settings(ctypes.Structure):
+    """The struct Settings of policy.c."""
+
+    _fields_ = (
+        ("groups", c_int64),
+        ("count", c_int32),
+        ("most", c_int32),
+        ("pulls", c_int32),
+        ("lam", c_float),
+        ("mean_rate", c_double),
+        ("square_rate", c_double),
+    )
+
+
+_Step = c_void_p * 19
+"""The struct Step of policy.c: pointers to `values`, the tables, the statistics and the result."""
+
+
+def draw(values: Tensor, layout: Tensor, alive: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Return π and p; see `PolicyKernels.draw`."""
+    pi, p = torch.empty_like(noise), torch.empty_like(noise)
+    pointers = [tensor.data_ptr() for tensor in (values, layout, alive, noise, pi, p)]
+    library.load().draw(*pointers, *noise.shape)
+    return pi, p
+
+
+def update(
+    values: Tensor,
+    size: int,
+    tables: Tables,
+    statistics: tuple[Tensor, ...],
+    rates: tuple[float, float],
+    policy: Policy,
+) -> Tensor:
+    """Return the changes to subtract from the logits; see `PolicyKernels.update`."""
+    found = values.new_empty(size)
+    groups, most = len(tables.group_starts) - 1, tables.calls.shape[1] - 2
+    settings = _Settings(groups, tables.alive.shape[1], most, policy.pulls_logits, float(policy.lam), *rates)
+    tensors = (values, *tables, *statistics, found)
+    step = _Step(*[None if tensor is None else tensor.data_ptr() for tensor in tensors])
+    library.load().update(ctypes.addressof(step), ctypes.addressof(settings))
+    return found
