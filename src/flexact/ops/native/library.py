@@ -44,12 +44,7 @@ def loads() -> bool:
 def load() -> ctypes.CDLL:
     """Return the library with its functions; compile it if it is not in the cache. Raise OSError or a
     SubprocessError if that fails."""
-    try:
-        library = ctypes.CDLL(str(_built(_cache_folder())))
-    except OSError:  # the folder cannot be written to, or forbids machine code
-        with tempfile.TemporaryDirectory(prefix="flexact") as folder:
-            library = ctypes.CDLL(str(_built(Path(folder))))
-    pointer = c_void_p
+    library, pointer = compiled(SOURCES), c_void_p
     library.sweep.argtypes = [pointer] * 7 + [c_int64, c_int]
     library.sweep.restype = c_int
     library.means.argtypes = [pointer, c_int64, c_int, pointer]
@@ -61,6 +56,16 @@ def load() -> ctypes.CDLL:
     return library
 
 
+def compiled(sources: tuple[Path, ...]) -> ctypes.CDLL:
+    """Return the library of some C files; compile it if it is not in the cache. Raise OSError or a SubprocessError if
+    that fails."""
+    try:
+        return ctypes.CDLL(str(_built(_cache_folder(), sources)))
+    except OSError:  # the folder cannot be written to, or forbids machine code
+        with tempfile.TemporaryDirectory(prefix="flexact") as folder:
+            return ctypes.CDLL(str(_built(Path(folder), sources)))
+
+
 def _cache_folder() -> Path:
     """Return the cache folder, created if it is missing."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flexact"
@@ -68,26 +73,26 @@ def _cache_folder() -> Path:
     return folder
 
 
-def _built(folder: Path) -> Path:
+def _built(folder: Path, sources: tuple[Path, ...]) -> Path:
     """Return the library in a folder, compiled if it is missing."""
     identity = "\n".join(
-        [*(source.read_text() for source in SOURCES), repr(FLAGS), *_processor(), *dispatch.c_compiler()]
+        [*(source.read_text() for source in sources), repr(FLAGS), *_processor(), *dispatch.c_compiler()]
     )
-    library = folder / f"kernels-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
+    library = folder / f"{sources[0].stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
     if not library.exists():
         handle, unfinished = tempfile.mkstemp(suffix=".so", dir=folder)
         os.close(handle)
         try:
-            _compile(unfinished)
+            _compile(unfinished, sources)
             os.replace(unfinished, library)  # another process may be compiling it as well
         finally:
             Path(unfinished).unlink(missing_ok=True)
     return library
 
 
-def _compile(output: str) -> None:
+def _compile(output: str, sources: tuple[Path, ...]) -> None:
     for flags in FLAGS:
-        command = [*dispatch.c_compiler(), *flags, "-o", output, *map(str, SOURCES), "-lm"]
+        command = [*dispatch.c_compiler(), *flags, "-o", output, *map(str, sources), "-lm", "-ldl"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
         if done.returncode == 0:
             return

@@ -1,14 +1,12 @@
 """Triton kernel launches with low CPU overhead.
 
 A training step of a small network is bound by the CPU, where Triton's own launch takes longer than the kernel on the
-GPU. A `Launch` therefore prepares everything that is constant across calls, and calls the launcher of a compiled kernel
-directly. Compiled kernels are cached by the properties of the tensors that Triton specialises on.
+GPU. `Launches` therefore prepares everything that is constant across calls, and launches all kernels of a pass in one
+call of the CUDA driver (`flexact.ops.triton.driver`). Compiled kernels are cached by the properties of the tensors that
+Triton specialises on.
 
 Before a kernel is compiled, compilation of the kernels that a training step launches next is started in the background
-(`prepares`).
-
-The direct call uses Triton's private launcher, which is the same in Triton 3.4 to 3.6. With newer versions, every
-launch falls back to Triton's documented interface.
+(`prepares`). What the driver cannot launch directly goes through Triton's documented interface.
 """
 
 from __future__ import annotations
@@ -16,7 +14,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterable
+import struct
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -24,13 +23,9 @@ import triton
 from torch import Tensor
 from torch.library import wrap_triton
 
-from flexact.ops import dispatch
 from flexact.ops.dispatch import CannotBuild
 from flexact.ops.operators import is_recorded
-from flexact.ops.triton import ahead
-
-NEWEST_LAUNCHER = (3, 6)
-"""The newest Triton whose private launcher is known."""
+from flexact.ops.triton import ahead, driver
 
 _GPU_ERRORS = ("CUDA error", "Triton Error [CUDA]")
 """Substrings of errors about the GPU or an earlier launch on it, as opposed to the compilation of a kernel."""
@@ -42,7 +37,7 @@ Dtypes = tuple[torch.dtype, ...]
 
 
 class Launch:
-    """A kernel with its grid and all arguments but the tensors; call it with the tensors to launch it.
+    """A kernel with its grid and all arguments but the tensors.
 
     numbers, constants: the runtime and the compile-time arguments, which follow the tensors in this order.
     warps: warps per program.
@@ -60,9 +55,7 @@ class Launch:
     ) -> None:
         self.kernel, self.grid, self.numbers, self.constants, self.warps = kernel, grid, numbers, constants, warps
         self.missing = (None,) * missing
-        self._interpreted = not isinstance(kernel, triton.JITFunction)
-        self._arguments = (*numbers, *constants)
-        self._built: dict[tuple[Any, ...], tuple[Any, ...] | None] = {}
+        self.arguments = (*numbers, *constants)
         self._prepared: list[tuple[Launch, Callable[..., Iterable[torch.dtype]]]] = []
 
     def build_ahead(self, device: int, dtypes: Dtypes) -> None:
@@ -77,47 +70,28 @@ class Launch:
         """
         self._prepared.append((other, dtypes))
 
-    def __call__(self, *tensors: Tensor) -> None:
-        if self._interpreted:
-            self.kernel[self.grid](*self.missing, *tensors, *self._arguments)
-            return
-        first = tensors[0]
-        if is_recorded(first):
-            arguments = (*[first] * len(self.missing), *tensors, *self._arguments)  # the compiler expects tensors
-            wrap_triton(self.kernel)[self.grid](*arguments, num_warps=self.warps)
-            return
-        device = first.get_device()
-        addresses = [tensor.data_ptr() for tensor in tensors]
-        key = (device, *[tensor.dtype for tensor in tensors], *[address % 16 == 0 for address in addresses])
-        if key not in self._built:
-            self._built[key] = self._build(tensors)
-            return
-        launcher = self._built[key]
-        if launcher is None:
-            self._launch_documented(tensors)
-            return
-        # As in Triton's own launch, but without its profiler hooks. Addresses replace the tensors, because Triton
-        # queries the driver for each tensor.
-        run, grid, stream_of, function, metadata = launcher
-        arguments = (*self.missing, *addresses, *self._arguments)
-        run(*grid, stream_of(device), function, metadata, None, None, None, *arguments)
+    def run(self, tensors: Sequence[Tensor]) -> None:
+        """Launch the kernel through Triton's documented interface."""
+        self.kernel[self.grid](*self.missing, *tensors, *self.arguments, num_warps=self.warps)
 
-    def _launch_documented(self, tensors: tuple[Tensor, ...]) -> Any:
-        """Launch through Triton's documented interface, and return the compiled kernel."""
-        return self.kernel[self.grid](*self.missing, *tensors, *self._arguments, num_warps=self.warps)
+    def record(self, tensors: Sequence[Tensor]) -> None:
+        """Launch the kernel so that a compiler records it."""
+        arguments = (*[tensors[0]] * len(self.missing), *tensors, *self.arguments)  # the compiler expects tensors
+        wrap_triton(self.kernel)[self.grid](*arguments, num_warps=self.warps)
 
-    def _build(self, tensors: tuple[Tensor, ...]) -> tuple[Any, ...] | None:
-        """Compile the kernel, launch it for the first time, and return its launcher."""
-        device, dtypes = tensors[0].get_device(), tuple([tensor.dtype for tensor in tensors])
+    def build(self, device: int, dtypes: Dtypes, tensors: Sequence[Tensor] | None = None) -> Any:
+        """Return the compiled kernel.
+
+        tensors: if given, the kernel is compiled for their alignments; otherwise for aligned tensors.
+        """
         self._build_prepared_ahead(device, dtypes)
         ahead.wait_for(self._build_key(device, dtypes))
         try:
-            built = self._launch_documented(tensors)
+            return self._compiled(tensors or dtypes)
         except Exception as error:  # Triton's compiler raises errors of many types
             if isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in _GPU_ERRORS):
                 raise
             raise CannotBuild(f"{self.kernel.__name__}: {type(error).__name__}: {error}") from error
-        return _launcher(built, (*self.grid, 1, 1)[:3])
 
     def _build_key(self, device: int, dtypes: Dtypes) -> tuple[Any, ...]:
         """Return the key of a compilation. The runtime numbers are left out, although Triton specialises on multiples
@@ -129,25 +103,77 @@ class Launch:
             other.build_ahead(device, tuple(dtypes_of(*dtypes)))
 
     def _compile(self, device: int, dtypes: Dtypes) -> None:
-        """Compile the kernel for aligned tensors, and its launcher, into Triton's caches."""
+        """Compile the kernel for aligned tensors. It is loaded later, by the thread that launches it: another thread
+        may be capturing a CUDA graph now."""
         with torch.cuda.device(device) if device >= 0 else contextlib.nullcontext():
-            arguments = (*self.missing, *dtypes, *self._arguments)
-            built = self.kernel.warmup(*arguments, grid=self.grid, num_warps=self.warps)
-            # Not `built.run`, which would also load the kernel: another thread may be capturing a CUDA graph.
-            triton.runtime.driver.active.launcher_cls(built.src, built.metadata)
+            self._compiled(dtypes)
+
+    def _compiled(self, tensors: Sequence[Tensor] | Dtypes) -> Any:
+        return self.kernel.warmup(*self.missing, *tensors, *self.arguments, grid=self.grid, num_warps=self.warps)
 
 
-def _launcher(built: Any, grid: tuple[int, ...]) -> tuple[Any, ...] | None:
-    """Return the private launcher of a compiled kernel and its arguments, or None if this Triton may have another."""
-    if dispatch.triton_version() > NEWEST_LAUNCHER:
+class Launches:
+    """Kernels that are launched one after the other; call it with their tensors to launch them.
+
+    count: the number of tensors of a call.
+    steps: each launch, and the positions of its tensors among them.
+    """
+
+    def __init__(self, count: int, *steps: tuple[Launch, Sequence[int]]) -> None:
+        self.steps = steps
+        self._interpreted = not all(isinstance(launch.kernel, triton.JITFunction) for launch, _ in steps)
+        self._built: dict[tuple[Any, ...], driver.Prepared | None] = {}
+        self._pack: Callable[..., bytes] = struct.Struct(f"{count}Q").pack
+
+    def __call__(self, *tensors: Tensor) -> None:
+        first = tensors[0]
+        if self._interpreted or is_recorded(first):
+            for launch, places in self.steps:
+                (launch.run if self._interpreted else launch.record)([tensors[i] for i in places])
+            return
+        addresses = self._pack(*[tensor.data_ptr() for tensor in tensors])
+        device, dtypes = first.get_device(), tuple([tensor.dtype for tensor in tensors])
+        key = (device, dtypes)
+        if key not in self._built:
+            self._built[key] = self._build(device, dtypes)
+        prepared = self._built[key]
+        if prepared is None:
+            for launch, places in self.steps:
+                launch.run([tensors[i] for i in places])
+        elif not prepared.launch(addresses):
+            self._launch_misaligned(device, dtypes, tensors, addresses)
+
+    def _launch_misaligned(self, device: int, dtypes: Dtypes, tensors: Sequence[Tensor], addresses: bytes) -> None:
+        key = (device, dtypes, *[tensor.data_ptr() % 16 == 0 for tensor in tensors])
+        if key not in self._built:
+            self._built[key] = self._build(device, dtypes, tensors)
+        prepared = self._built[key]
+        assert prepared is not None  # as are the kernels for aligned tensors
+        prepared.launch(addresses)
+
+    def _build(self, device: int, dtypes: Dtypes, tensors: Sequence[Tensor] | None = None) -> driver.Prepared | None:
+        """Compile and load the kernels; None if only Triton can launch them."""
+        kernels = []
+        for launch, places in self.steps:
+            own = None if tensors is None else [tensors[i] for i in places]
+            built = launch.build(device, tuple([dtypes[i] for i in places]), own)
+            arguments = (*launch.missing, *places, *launch.arguments)
+            kernels.append(driver.kernel(built, launch.grid, arguments, device))
+        known = [kernel for kernel in kernels if kernel is not None]
+        if len(known) == len(kernels):
+            return driver.Prepared(device, known)
         _warn_once()
         return None
-    stream_of = triton.runtime.driver.active.get_current_stream
-    return built.run, grid, stream_of, built.function, built.packed_metadata
+
+
+def one(launch: Launch, count: int) -> Launches:
+    """Return a single launch with `count` tensors."""
+    return Launches(count, (launch, range(count)))
 
 
 @functools.cache
 def _warn_once() -> None:
     _log.warning(
-        "unknown launcher of Triton %s: falling back to the documented one, which is slower.", triton.__version__
+        "the kernels of Triton %s cannot be launched directly: falling back to its own launches, which are slower.",
+        triton.__version__,
     )

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.library import triton_op
 
 from flexact.ops.operators import is_traced
-from flexact.ops.triton.launch import Launch
+from flexact.ops.triton.launch import Launch, Launches
 from flexact.ops.triton.tiles import (
     MOMENTS,
     STAGES,
@@ -63,23 +63,22 @@ def _operator(
 
 def _moments(y: Tensor, running: Running | None, momentum: float | None, eps: float) -> Tensor:
     tiles = by_channel(y, 1, MOMENTS)
-    sweep, finish, room = tiles.plan(_plan, running is not None, momentum, eps)
+    launches, room = tiles.plan(_plan, running is not None, momentum, eps)
     found = y.new_empty((2, tiles.channels), dtype=torch.float32)
     partials = found.new_empty(room)
     running_mean, running_var, batches = running or (found, found, found)
-    sweep(y, partials, batches)
-    finish(y, partials, found, running_mean, running_var, batches)
+    launches(y, partials, found, running_mean, running_var, batches)
     return found
 
 
-def _plan(tiles: Tiles, track: bool, momentum: float | None, eps: float) -> tuple[Launch, Launch, int]:
-    """Return the main launch, the launch that merges its partial results, and the size of their buffer."""
+def _plan(tiles: Tiles, track: bool, momentum: float | None, eps: float) -> tuple[Launches, int]:
+    """Return the main launch with the launch that merges its partial results, and the size of their buffer."""
     sweep = Launch(_sweep, tiles.grid, tiles.sizes, (track, *tiles.constants))
     channels = tiles.channels
     numbers = (momentum or 0.0, eps, channels, tiles.inner, *tiles.parts(channels), tiles.numel // channels)
     finish = Launch(_finish, (channels,), numbers, (track, momentum is None, _FINISH_BLOCK), 1)
     sweep.prepares(finish, lambda y, partials, batches: (y, *[partials] * 4, batches))
-    return sweep, finish, tiles.room(3)
+    return Launches(6, (sweep, (0, 1, 5)), (finish, range(6))), tiles.room(3)
 
 
 @triton.jit(do_not_specialize=["outer"])

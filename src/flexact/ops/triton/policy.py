@@ -16,7 +16,7 @@ from torch import Tensor
 from flexact.config import Policy
 from flexact.ops.policy_kernels import Tables
 from flexact.ops.triton.kernels import MOST_CANDIDATES
-from flexact.ops.triton.launch import Launch
+from flexact.ops.triton.launch import Launch, Launches, one
 
 _ROWS = 8
 """Rows per program."""
@@ -55,17 +55,17 @@ def update(
 
 
 @functools.lru_cache(maxsize=128)
-def _draw_launch(rows: int, k: int) -> Launch:
-    return Launch(_draw, (triton.cdiv(rows, _ROWS),), (rows, k), (_ROWS,), _WARPS)
+def _draw_launch(rows: int, k: int) -> Launches:
+    return one(Launch(_draw, (triton.cdiv(rows, _ROWS),), (rows, k), (_ROWS,), _WARPS), 6)
 
 
 @functools.lru_cache(maxsize=128)
 def _update_launch(
     rows: int, k: int, groups: int, most: int, has_factors: bool, rates: tuple[float, float], policy: Policy
-) -> Launch:
+) -> Launches:
     numbers = (k, most, *rates, float(policy.lam))
     constants = (policy.pulls_logits, has_factors, 1 if groups == rows else _ROWS)
-    return Launch(_update, (groups,), numbers, constants, _WARPS)
+    return one(Launch(_update, (groups,), numbers, constants, _WARPS), 19)
 
 
 @triton.jit

@@ -6,6 +6,7 @@ batch norm saves anyway.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from flexact.ops.blending import Blending
 from flexact.ops.closed_form import dense, with_layout_of
 from flexact.ops.triton import kernels
 from flexact.ops.triton.basis import Blend, blend, is_fast
-from flexact.ops.triton.launch import Launch
+from flexact.ops.triton.launch import Launch, Launches
 from flexact.ops.triton.tiles import FEW_SUMS, FLAT, MANY_SUMS, Tiles, by_channel, flat
 
 _FEW_BASIS_FUNCTIONS = 6
@@ -73,12 +74,10 @@ def forward(h: Tensor, blending: Blending, preactivation: Preactivation | None =
     if h.numel() == 0:
         return x, weights.new_zeros(weights.shape if blending.statistics else 0)
     tiles, choices, tensors = _tiled(h, blending, preactivation, parts)
-    sweep, finish, room = tiles.plan(_forward_plan, parts, blending.statistics, *choices)
+    launches, room = tiles.plan(_forward_plan, parts, blending.statistics, *choices)
     partials = h.new_empty(room, dtype=torch.float32)
-    sweep(*tensors, h, weights, x, partials)
     gathered = partials.new_empty(weights.shape if blending.statistics else 0)
-    if finish:
-        finish(partials, gathered)
+    launches(*tensors, h, weights, x, partials, gathered)
     return x, gathered
 
 
@@ -96,19 +95,18 @@ def backward(
     if h.numel() == 0:
         return torch.empty_like(h), None, weights.new_zeros(weights.numel() if need_logits else 0)
     tiles, choices, tensors = _tiled(h, blending, preactivation, parts)
-    sweep, finish, through_norm, *sizes = tiles.plan(_backward_plan, parts, need_logits, *choices)
+    launches, *sizes = tiles.plan(_backward_plan, parts, need_logits, *choices)
     partials, results = [h.new_empty(size, dtype=torch.float32) for size in sizes]
+    is_fused = preactivation is not None
     is_stored = preactivation is None or preactivation.residual is not None
     to_h = torch.empty_like(h) if is_stored else delta
-    sweep(*tensors, delta, h, weights, to_h, partials)
-    if need_logits or preactivation is not None:
-        finish(partials, results, blending.probabilities.contiguous(), blending.temperature)
-    if preactivation is None or through_norm is None:
-        return to_h, None, results
-    to_y, to_residual = torch.empty_like(h), to_h if is_stored else None
-    if preactivation.residual_norm is not None:
+    to_y = torch.empty_like(h) if is_fused else to_h
+    to_residual = to_h if is_fused and is_stored else None
+    if preactivation is not None and preactivation.residual_norm is not None:
         to_residual = torch.empty_like(h)
-    through_norm(*tensors, to_h, h, weights, results, to_y, to_y if to_residual is None else to_residual)
+    to_r = to_y if to_residual is None else to_residual
+    routing = (blending.probabilities.contiguous(), blending.temperature)
+    launches(*tensors, delta, h, weights, to_h, partials, results, *routing, to_y, to_r)
     return to_y, to_residual, results
 
 
@@ -136,8 +134,23 @@ def _tiled(
 def _forward_plan(
     tiles: Tiles, parts: Blend, statistics: bool, batch_statistics: bool, kinds: tuple[int, int], rows: int, k: int,
     fast: bool,
-) -> tuple[Launch, Launch | None, int]:  # fmt: skip
-    """Return the main launch, the launch that reduces its partial sums, if any, and the number of partial sums."""
+) -> tuple[Launches, int]:  # fmt: skip
+    """Return the launches, and the number of partial sums."""
+    sweep, finish = _forward_launches(tiles, parts, statistics, batch_statistics, kinds, rows, k, fast)
+    first = 0 if kinds == _NOT_FUSED else _TENSORS
+    steps: list[tuple[Launch, Sequence[int]]] = [(sweep, range(first + 4))]
+    if finish is not None:
+        steps.append((finish, range(first + 3, first + 5)))
+    if statistics if kinds == _NOT_FUSED else batch_statistics:
+        _prepare_training(sweep, tiles, parts, batch_statistics, kinds, rows, k, fast)
+    return Launches(first + 5, *steps), tiles.room(len(parts.basis) if statistics else 0)
+
+
+def _forward_launches(
+    tiles: Tiles, parts: Blend, statistics: bool, batch_statistics: bool, kinds: tuple[int, int], rows: int, k: int,
+    fast: bool,
+) -> tuple[Launch, Launch | None]:  # fmt: skip
+    """Return the main launch, and the launch that reduces its partial sums, if any."""
     constants = (*parts.constants(fast), statistics, *kinds, rows > 1, *tiles.constants)
     missing = _TENSORS if kinds == _NOT_FUSED else 0
     sweep, finish = Launch(kernels.forward, tiles.grid, (*tiles.sizes, k), constants, missing=missing), None
@@ -145,39 +158,62 @@ def _forward_plan(
         numbers = (parts.alive, rows, k, *tiles.parts(rows), tiles.numel // rows)
         finish = Launch(kernels.finish_forward, (rows,), numbers, (*parts.constants(False), 1024))
         sweep.prepares(finish, lambda *dtypes: (dtypes[-1], dtypes[-1]))
-    if statistics if kinds == _NOT_FUSED else batch_statistics:
-        _prepare_training(sweep, tiles, parts, batch_statistics, kinds, rows, k, fast)
-    return sweep, finish, tiles.room(len(parts.basis) if statistics else 0)
+    return sweep, finish
 
 
 def _backward_plan(
     tiles: Tiles, parts: Blend, need_logits: bool, batch_statistics: bool, kinds: tuple[int, int], rows: int, k: int,
     fast: bool,
-) -> tuple[Launch, Launch, Launch | None, int, int]:  # fmt: skip
-    """Return the main launch, the one that reduces its partial sums, the one that continues through the norms, if any,
-    the number of partial sums, and the number of results.
+) -> tuple[Launches, int, int]:  # fmt: skip
+    """Return the launches, the number of partial sums, and the number of results.
 
     Both numbers count first the sums over each channel, then those of the routing.
     """
+    sweep, finish, through_norm = _backward_launches(tiles, parts, need_logits, batch_statistics, kinds, rows, k, fast)
+    first, channels = (0, 0) if kinds == _NOT_FUSED else (_TENSORS, tiles.channels)
+    partials, results = first + 4, first + 5
+    steps: list[tuple[Launch, Sequence[int]]] = [(sweep, range(partials + 1))]
+    if finish is not None:
+        steps.append((finish, range(partials, partials + 4)))
+    if through_norm is not None:
+        steps.append(
+            (through_norm, (*range(first), first + 3, first + 1, first + 2, results, results + 3, results + 4))
+        )
+    count, basis = _sums_per_channel(kinds), len(parts.basis) if need_logits else 0
+    sizes = tiles.room(count) + tiles.room(basis), count * channels + (rows * k if need_logits else 0)
+    return Launches(first + 10, *steps), *sizes
+
+
+def _sums_per_channel(kinds: tuple[int, int]) -> int:
+    """Return how many sums over each channel the gradients of the norms need."""
+    return 0 if kinds == _NOT_FUSED else 2 + (kinds[1] >= kernels.NORMALISED.value)
+
+
+def _backward_launches(
+    tiles: Tiles, parts: Blend, need_logits: bool, batch_statistics: bool, kinds: tuple[int, int], rows: int, k: int,
+    fast: bool,
+) -> tuple[Launch, Launch | None, Launch | None]:  # fmt: skip
+    """Return the main launch, the one that reduces its partial sums, and the one that continues through the norms, each
+    if needed."""
     every = (*kinds, rows > 1, *tiles.constants)
-    is_fused, has_residual_norm = kinds != _NOT_FUSED, kinds[1] >= kernels.NORMALISED.value
-    count = 2 + has_residual_norm if is_fused else 0
-    by_norm, by_routing = tiles.room(count), tiles.room(len(parts.basis) if need_logits else 0)
+    is_fused, count = kinds != _NOT_FUSED, _sums_per_channel(kinds)
+    by_norm = tiles.room(count)
     constants = (*parts.constants(fast), need_logits, *every)
     numbers: tuple[int, ...] = (by_norm, *tiles.sizes, k)
     sweep = Launch(kernels.backward, tiles.grid, numbers, constants, missing=0 if is_fused else _TENSORS)
+    if not (need_logits or is_fused):
+        return sweep, None, None
     channels = tiles.channels if is_fused else 0
     numbers = (by_norm, parts.alive, channels, *tiles.parts(tiles.channels), rows, *tiles.parts(rows), k)
     block, warps = (256, 1) if is_fused else (1024, 4)
     grid = (channels + (rows if need_logits else 0),)
     finish = Launch(kernels.finish_backward, grid, numbers, (*parts.constants(fast), count, block), warps)
-    through_norm = None
-    if is_fused:
-        needed = _NOTHING if kinds[1] else parts  # with a residual, ∂h is stored: one kernel for all bases
-        constants = (*needed.constants(fast), batch_statistics, *every)
-        numbers = (*tiles.sizes, k, tiles.numel // channels)
-        through_norm = Launch(kernels.backward_through_norm, tiles.grid, numbers, constants)
-    return sweep, finish, through_norm, by_norm + by_routing, count * channels + (rows * k if need_logits else 0)
+    if not is_fused:
+        return sweep, finish, None
+    needed = _NOTHING if kinds[1] else parts  # with a residual, ∂h is stored: one kernel for all bases
+    constants = (*needed.constants(fast), batch_statistics, *every)
+    numbers = (*tiles.sizes, k, tiles.numel // channels)
+    return sweep, finish, Launch(kernels.backward_through_norm, tiles.grid, numbers, constants)
 
 
 def _prepare_training(
@@ -187,16 +223,18 @@ def _prepare_training(
     """Build what follows a forward in training ahead: the backward, an evaluation and, if fused, the commitment."""
     choices, picks = (kinds, rows, k, fast), parts.picks()
     need_logits = len(picks) > 1
-    backward, finish, through_norm, *_ = tiles.plan(_backward_plan, parts, need_logits, batch_statistics, *choices)
+    backward, finish, through_norm = _backward_launches(
+        tiles, parts, need_logits, batch_statistics, kinds, rows, k, fast
+    )
     sweep.prepares(backward, lambda *dtypes: (*dtypes[:-4], dtypes[-4], *dtypes[-4:]))
-    if need_logits or through_norm:
+    if finish:
         sweep.prepares(finish, lambda *dtypes: (dtypes[-1],) * 4)
     if through_norm:
         sweep.prepares(through_norm, _dtypes_through_norm)
     later = [(parts, False)] if need_logits else []
     later += [(pick, True) for pick in picks] if through_norm and len(picks) == 2 else []
     for other, trains in later:
-        evaluation, *_ = tiles.plan(_forward_plan, other, False, trains, *choices)
+        evaluation, _ = _forward_launches(tiles, other, False, trains, *choices)
         sweep.prepares(evaluation, lambda *dtypes: dtypes)
 
 
