@@ -15,6 +15,7 @@ to the closed form. `flexact.ops.dispatch` makes the choice, gives its reason an
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -71,25 +72,31 @@ def runs_fused(h: Tensor, keys: tuple[str, ...], alive: Sequence[int]) -> bool:
         and len(keys) <= dispatch.MOST_CANDIDATES
         and not differentiable.transforming()
         and torch._C._get_tracing_state() is None  # torch.jit.trace passes tensors where the kernels expect numbers
-        and _triton_takes(h.device, tuple([keys[k] for k in alive]), operators.is_recorded(h))
+        and _triton_takes(h.device, keys, tuple(alive), operators.is_recorded(h))
     )
 
 
-def _triton_takes(device: torch.device, keys: tuple[str, ...], recorded: bool) -> bool:
-    """Return whether the kernels run on a device and have a form of each candidate; torch.compile cannot record the
-    forms of custom candidates. Raise if the form of a custom candidate is wrong."""
+def _triton_takes(device: torch.device, keys: tuple[str, ...], alive: tuple[int, ...], recorded: bool) -> bool:
+    """Return whether the kernels run on a device and have a form of each alive candidate; torch.compile cannot record
+    the forms of custom candidates. Raise if the form of a custom candidate is wrong."""
     if dispatch.active(device).name != "triton":
         return False
-    from flexact.ops.triton import basis, custom_forms  # need Triton
+    has_forms, custom = _forms(keys, alive)
+    if custom and has_forms and not recorded:
+        from flexact.ops.triton import custom_forms  # needs Triton
 
-    if not all(map(basis.has_form, keys)):
-        return False
-    custom = [key for key in keys if lookup(key).triton is not None]
-    if recorded:
-        return not custom
-    for key in custom:
-        custom_forms.check(key, device)
-    return True
+        for key in custom:
+            custom_forms.check(key, device)
+    return has_forms and not (custom and recorded)
+
+
+@functools.cache
+def _forms(keys: tuple[str, ...], alive: tuple[int, ...]) -> tuple[bool, tuple[str, ...]]:
+    """Return whether every alive candidate has a Triton form, and the custom candidates among them."""
+    from flexact.ops.triton import basis  # needs Triton
+
+    left = [keys[k] for k in alive]
+    return all(map(basis.has_form, left)), tuple(key for key in left if lookup(key).triton is not None)
 
 
 # Same as torch.compiler.assume_constant_result, which would import the whole compiler here.

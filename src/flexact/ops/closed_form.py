@@ -121,7 +121,8 @@ def logit_gradient(inner: Tensor, blending: Blending) -> Tensor:
 
 def dense(h: Tensor) -> Tensor:
     """Return h if it is dense (its elements fill their memory without gaps, in any order); otherwise a copy."""
-    return h if torch.ops.aten.is_non_overlapping_and_dense(h) else h.clone()
+    is_dense = h.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(h)  # the second one takes longer
+    return h if is_dense else h.clone()
 
 
 def with_layout_of(h: Tensor, delta: Tensor) -> Tensor:

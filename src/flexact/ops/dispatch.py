@@ -65,6 +65,7 @@ def use(kernels: Kernels) -> None:
     chosen = _checked("kernels", kernels)
     _broken.pop(chosen, None)
     _forced = None if chosen == "auto" else chosen
+    active.cache_clear()
 
 
 def wanted() -> Kernels:
@@ -72,9 +73,10 @@ def wanted() -> Kernels:
     return _forced if _forced is not None else _checked(VARIABLE, os.environ.get(VARIABLE) or "auto")
 
 
+@functools.cache  # every call of a site needs it
 def active(device: torch.device | str) -> Active:
-    """Return the implementation for a device. Some inputs still fall back to the closed form: float64 and channels
-    that pick independently on a CPU, float64 and custom candidates on a GPU."""
+    """Return the implementation for a device; the environment is read once. Some inputs still fall back to the closed
+    form: float64 and channels that pick independently on a CPU, float64 and custom candidates on a GPU."""
     device, kernels = torch.device(device), wanted()
     if kernels == "closed_form":
         return Active(kernels, "closed_form was requested")
@@ -124,10 +126,8 @@ def has_compiler() -> bool:
     return any(shutil.which(name) for name in ([compiler] if compiler else ["g++", "clang++"]))
 
 
-@functools.cache
 def _why_unsupported(device: torch.device, interpreting: bool) -> str:
-    """Return why this machine cannot run the Triton kernels on a device; empty if it can. Cached, because every call of
-    a site needs it."""
+    """Return why this machine cannot run the Triton kernels on a device; empty if it can."""
     if device.type != "cuda" and not interpreting:
         return f"Triton's kernels run on CUDA tensors, not on {device.type}"
     if importlib.util.find_spec("triton") is None:
@@ -155,6 +155,7 @@ def give_up(kernels: Kernels, failure: str, error: BaseException) -> None:
     """Disable an implementation after it failed, and warn once."""
     if kernels not in _broken:
         _broken[kernels] = f"{failure} ({type(error).__name__}: {str(error)[:200]})"
+        active.cache_clear()
         warnings.warn(f"{_broken[kernels]}. flexact falls back to the closed form, which is slower.", stacklevel=2)
 
 

@@ -27,9 +27,16 @@ __all__ = ["Norm", "Preactivation", "normalised", "routed"]
 def normalised(y: Tensor, logits: Tensor, preactivation: Preactivation, blending: Blending) -> tuple[Tensor, Tensor]:
     """Return the routed activation of norm(y) + residual and its statistics."""
     norm, residual, residual_norm, batch_statistics = preactivation
-    norms = (*norm, residual, *(residual_norm or (None, None, None)), batch_statistics)
-    run_normalised = _normalised_operator if operators.is_traced(y) else _Normalised.apply
-    x, gathered = run_normalised(y, logits, *norms, *packed(blending))
+    x: Tensor
+    gathered: Tensor
+    if operators.is_traced(y):
+        norms = (*norm, residual, *(residual_norm or (None, None, None)), batch_statistics)
+        x, gathered = _normalised_operator(y, logits, *norms, *packed(blending))
+    else:
+        _, weight, bias = norm
+        _, *others = residual_norm or (None, None, None)
+        # The last two arguments hold tensors that need no gradient, or that precede them.
+        x, gathered = _Normalised.apply(y, logits, weight, bias, residual, *others, preactivation, blending)  # type: ignore[no-untyped-call]
     return x, gathered
 
 
@@ -77,37 +84,52 @@ def _normalised_forward(
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     """Save the inputs of `_normalised_forward` for the backward."""
-    y, _, *norms, ctx.batch_statistics, weights, probabilities, temperature, ctx.keys, ctx.alive, _, _ = inputs
+    y, _, *norms, batch_statistics, weights, probabilities, temperature, keys, alive, channel_dim, statistics = inputs
+    blending = unpacked(weights, probabilities, temperature, keys, alive, channel_dim, statistics)
+    _save(ctx, y, _preactivation(*norms, batch_statistics), blending, output[1])
+
+
+def _save(ctx: Any, y: Tensor, preactivation: Preactivation, blending: Blending, gathered: Tensor) -> None:
+    norm, residual, residual_norm, ctx.batch_statistics = preactivation
+    weights, probabilities, temperature, ctx.keys, ctx.alive, _, _ = blending
+    norms = (*norm, residual, *(residual_norm or (None, None, None)))
     ctx.save_for_backward(y, weights, probabilities, temperature, *norms)
     ctx.set_materialize_grads(False)  # the statistics have no gradient
-    ctx.mark_non_differentiable(output[1])
+    ctx.mark_non_differentiable(gathered)
 
 
-def _normalised_backward(ctx: Any, delta: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Return the gradients w.r.t. the inputs of `_normalised_forward`; None if not needed."""
+def _gradients(ctx: Any, delta: Tensor | None, need_logits: bool) -> tuple[Tensor | None, ...]:
+    """Return the gradients with respect to y, the logits, the weight and the bias of its norm, the residual, and the
+    weight and the bias of the residual's norm."""
     if delta is None:
-        return (None,) * 17
+        return (None,) * 7
     if torch.is_grad_enabled():  # the backward runs with create_graph=True
         raise FlexActError(
             "create_graph=True was given, but a site that is fused with its batch norm has no second derivative. "
             "Convert without fuse=True."
         )
     y, weights, probabilities, temperature, *norms = ctx.saved_tensors
-    blending = unpacked(weights, probabilities, temperature, ctx.keys, ctx.alive, 1, False)
-    preactivation, needed = _preactivation(*norms, ctx.batch_statistics), ctx.needs_input_grad
+    blending = Blending(weights, probabilities, temperature, ctx.keys, ctx.alive, 1, False)
+    preactivation = _preactivation(*norms, ctx.batch_statistics)
     try:
-        to_y, to_residual, results = routed_kernels.backward(delta, y, blending, needed[1], preactivation)
+        to_y, to_residual, results = routed_kernels.backward(delta, y, blending, need_logits, preactivation)
     except CannotBuild as error:
         raise FlexActError(
             "the backward of a site that is fused with its batch norm cannot be compiled, although its forward "
             f"was: {error}. Run again with FLEXACT_KERNELS=closed_form, or convert without fuse=True."
         ) from error
-    to_bias, to_weight, *others = routed_kernels.split_results(
-        results, y.shape[1], preactivation.residual_norm is not None
-    )
+    has_residual_norm = preactivation.residual_norm is not None
+    to_bias, to_weight, *others = routed_kernels.split_results(results, y.shape[1], has_residual_norm)
     # Both biases share one tensor, which torch copies for the second parameter.
-    found = (to_y, others[-1], None, to_weight, to_bias, to_residual, None, others[0], to_bias, *(None,) * 8)
-    return tuple(gradient if need else None for gradient, need in zip(found, needed, strict=True))
+    return to_y, others[-1], to_weight, to_bias, to_residual, others[0] if has_residual_norm else None, to_bias
+
+
+def _operator_gradients(ctx: Any, delta: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Return the gradients with respect to the inputs of `_normalised_forward`; None if not needed."""
+    needed = ctx.needs_input_grad
+    to_y, to_logits, to_weight, to_bias, to_residual, *others = _gradients(ctx, delta, needed[1])
+    found = (to_y, to_logits, None, to_weight, to_bias, to_residual, None, *others, *(None,) * 8)
+    return tuple([gradient if need else None for gradient, need in zip(found, needed, strict=True)])
 
 
 def _preactivation(
@@ -120,13 +142,18 @@ def _preactivation(
 
 class _Normalised(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-        output = _normalised_forward(*inputs)
-        _keep(ctx, inputs, output)
-        return output
+    def forward(ctx: Any, y: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        preactivation, blending = rest[-2:]
+        x, gathered = routed_kernels.forward(y, blending, preactivation)
+        _save(ctx, y, preactivation, blending, gathered)
+        return x, gathered
 
-    backward = staticmethod(_normalised_backward)
+    @staticmethod
+    def backward(ctx: Any, delta: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        needed = ctx.needs_input_grad
+        found = _gradients(ctx, delta, needed[1])
+        return *[gradient if need else None for gradient, need in zip(found, needed, strict=False)], None, None
 
 
 _normalised_operator = triton_op("flexact::normalised_activation", mutates_args=())(_normalised_forward)
-_normalised_operator.register_autograd(_normalised_backward, setup_context=_keep)
+_normalised_operator.register_autograd(_operator_gradients, setup_context=_keep)

@@ -67,9 +67,10 @@ def _kind(norm: Norm | None) -> int:
 def forward(h: Tensor, blending: Blending, preactivation: Preactivation | None = None) -> tuple[Tensor, Tensor]:
     """Return x = Σ_k w_k σ_k(h) and its sensitivities, (rows, K). See `closed_form.forward`.
 
-    h: the input; for a fused site, the input y of its batch norm.
+    h: the input; for a fused site, the input y of its batch norm, which is dense.
     """
-    h, weights, parts = dense(h), blending.weights.contiguous(), blend(blending.keys, blending.alive)
+    h = dense(h) if preactivation is None else h
+    weights, parts = blending.weights.contiguous(), blend(blending.keys, blending.alive)
     x = torch.empty_like(h)
     if h.numel() == 0:
         return x, weights.new_zeros(weights.shape if blending.statistics else 0)
@@ -90,7 +91,8 @@ def backward(
     The flat tensor holds the gradients w.r.t. the bias and the weight of the norm, the weight of a residual norm, and
     the logits, each if there is one; `split_results` splits it.
     """
-    h, weights, parts = dense(h), blending.weights.contiguous(), blend(blending.keys, blending.alive)
+    h = dense(h) if preactivation is None else h
+    weights, parts = blending.weights.contiguous(), blend(blending.keys, blending.alive)
     delta = with_layout_of(h, delta)
     if h.numel() == 0:
         return torch.empty_like(h), None, weights.new_zeros(weights.numel() if need_logits else 0)
