@@ -8,7 +8,7 @@ drop. The closed form computes the results, and fused sites return zeros; every 
 GPU: the kernels that follow are built in the background (`flexact.ops.triton.ahead`), or one after the other with
 --serial. A line is a launch that had to wait: the phase of the training, the kernel, the seconds, and what the kernel
 is specialised on. The summary has the seconds by phase, and the time of all builds by stage: Triton's front end
-(Python), its compiler, ptxas, and the C compiler that builds the launcher. In a real run, hundreds of steps lie between
+(Python), its compiler, and ptxas. In a real run, hundreds of steps lie between
 two drops, so training waits less. Other work on the machine lengthens all times.
 """
 
@@ -16,26 +16,21 @@ from __future__ import annotations
 
 import argparse
 import collections
-import ctypes
 import os
-import re
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor, nn
 from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia.driver import CudaLauncher
 
 import flexact
-from flexact.ops import dispatch
-from flexact.ops.triton import ahead, autograd, basis, fallback, routed
-from flexact.ops.triton.launch import Launch
+from flexact.ops import dispatch, fallback
+from flexact.ops.triton import ahead, autograd, basis, routed
+from flexact.ops.triton.launch import Launch, Launches
 from flexact.routing.layer import FlexAct
 from flexact.routing.sites import sites_of
 from flexact.studies.cifar_resnets import BLOCKS, ResNet
@@ -49,9 +44,6 @@ OUTPUTS = ("x_ptr", "found_ptr", "to_y_ptr", "to_r_ptr")
 
 class CompileOnlyDriver:
     """A Triton driver for an H200 that compiles without a GPU."""
-
-    def __init__(self, launcher: Callable[..., None]) -> None:
-        self.launcher_cls = launcher
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
@@ -81,13 +73,12 @@ class Builds:
             self._stages["front end"] += times.ir_initialization / 1e6
             self._stages["builds"] += 1
 
-    def make_launcher(self, source: Any, metadata: Any) -> None:
-        """Build the launcher of a kernel."""
-        start = time.perf_counter()
-        CudaLauncher(source, metadata)
-        self._stages["launcher"] += time.perf_counter() - start
+    def launch(self, launches: Launches, *tensors: Tensor) -> None:
+        """Replace the launches of a pass."""
+        for launch, places in launches.steps:
+            self._build(launch, [tensors[i] for i in places])
 
-    def launch(self, launch: Launch, *tensors: Tensor) -> None:
+    def _build(self, launch: Launch, tensors: list[Tensor]) -> None:
         """Replace a launch: build its kernel if this specialisation is new, and write zeros."""
         kernel, dtypes = launch.kernel, tuple(tensor.dtype for tensor in tensors)
         for name, tensor in zip(kernel.arg_names[len(launch.missing) :], tensors, strict=False):
@@ -102,7 +93,6 @@ class Builds:
         if built.hash in self._known:
             return
         self._known.add(built.hash)
-        self.make_launcher(built.src, built.metadata)
         waited = time.perf_counter() - start
         self._waits.setdefault(self.phase, []).append(waited)
         print(f"{self.phase:16} {kernel.__module__.rpartition('.')[2] + '.' + kernel.__name__:29} {waited:.2f} s")
@@ -127,19 +117,6 @@ def specialisation(launch: Launch, source: Any) -> list[str]:
     return [*(f"{name}={value}" for name, value in constants if name != "FORMS"), *ones, *multiples, *dtypes]
 
 
-def stub_of_cuda() -> tempfile.TemporaryDirectory[str]:
-    """Return a folder with a libcuda that does nothing, against which the launchers can be linked and loaded."""
-    folder = tempfile.TemporaryDirectory()
-    library, source = (Path(folder.name) / name for name in ("libcuda.so.1", "stub.c"))
-    launcher = Path(triton.backends.nvidia.driver.__file__).read_text()
-    names = sorted(set(re.findall(r"\b(cu[A-Z]\w+)\(", launcher)))
-    source.write_text("".join(f"int {name}() {{ return 0; }}\n" for name in names))
-    subprocess.run(["gcc", "-shared", "-fPIC", f"-Wl,-soname,{library.name}", source, "-o", library], check=True)
-    ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
-    os.environ["TRITON_LIBCUDA_PATH"] = folder.name
-    return folder
-
-
 def record_and_fall_back(kernel: Callable[..., Any], plain: Callable[..., Any], *arguments: Any) -> Any:
     """Replace `fallback.run`: launch for the record, and compute the result in plain torch."""
     kernel(*arguments)
@@ -153,8 +130,8 @@ def run_fused(site: FlexAct, *parts: Any) -> Tensor:
 
 def pretend_to_have_a_gpu(builds: Builds) -> None:
     """Build the Triton kernels for CPU tensors, with the functions that a GPU would use."""
-    triton.runtime.driver.set_active(CompileOnlyDriver(builds.make_launcher))
-    Launch.__call__ = lambda launch, *tensors: builds.launch(launch, *tensors)  # type: ignore[method-assign]
+    triton.runtime.driver.set_active(CompileOnlyDriver())
+    Launches.__call__ = lambda launches, *tensors: builds.launch(launches, *tensors)  # type: ignore[method-assign]
     dispatch._why_unsupported = lambda *_: ""  # type: ignore[assignment]
     dispatch.use("triton")
     for module in (basis, routed):
@@ -210,7 +187,7 @@ def main() -> None:
     else:
         network = ResNet(BLOCKS["resnet18"], 10).to(memory_format=torch.channels_last)
         x = torch.randn(16, 3, 16, 16).to(memory_format=torch.channels_last)
-    with tempfile.TemporaryDirectory() as cache, stub_of_cuda():
+    with tempfile.TemporaryDirectory() as cache:
         os.environ["TRITON_CACHE_DIR"] = cache
         builds = Builds(arguments.serial)
         pretend_to_have_a_gpu(builds)

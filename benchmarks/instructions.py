@@ -22,7 +22,7 @@ from triton.backends.compiler import GPUTarget
 
 from flexact.ops.blending import Blending
 from flexact.ops.triton import routed
-from flexact.ops.triton.launch import Launch
+from flexact.ops.triton.launch import Launch, Launches
 from flexact.ops.triton.moments import moments
 
 CANDIDATES = (
@@ -46,7 +46,13 @@ class CompileOnlyDriver:
         return 0
 
 
-def count(launch: Launch, *tensors: Tensor) -> None:
+def count_all(launches: Launches, *tensors: Tensor) -> None:
+    """Replace the launches of a pass."""
+    for launch, places in launches.steps:
+        count(launch, [tensors[i] for i in places])
+
+
+def count(launch: Launch, tensors: list[Tensor]) -> None:
     """Replace a launch: compile its kernel, and print the number of instructions in its longest loop."""
     kernel, arguments = launch.kernel, (*launch.missing, *tensors, *launch.numbers)
     if "finish" in kernel.__name__:
@@ -92,7 +98,7 @@ def main() -> None:
     parser.add_argument("--candidates", type=int, default=5, choices=range(2, len(CANDIDATES) + 1), metavar="K")
     keys = CANDIDATES[: parser.parse_args().candidates]
     triton.runtime.driver.set_active(CompileOnlyDriver())
-    Launch.__call__ = count  # type: ignore[method-assign]
+    Launches.__call__ = count_all  # type: ignore[method-assign]
     p = torch.rand(1, len(keys))
     blending = Blending(p, p, torch.tensor(0.5), keys, tuple(range(len(keys))), 1, True)
     h = torch.empty(2**20, dtype=torch.bfloat16)

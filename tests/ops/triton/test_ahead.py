@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -46,62 +41,6 @@ def test_an_older_triton_builds_nothing_ahead(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delattr(triton, "AsyncCompileMode")
     ahead.start("a kernel", lambda: None)
     assert not ahead._started
-
-
-def test_a_triton_that_loads_launchers_differently_builds_nothing_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(ahead.launcher_build, "_load_module_from_path", raising=False)
-    ahead.start("a kernel", lambda: None)
-    assert not ahead._started
-
-
-LAUNCHERS = """
-import sys, threading
-from triton.runtime import build
-from flexact.ops.triton import ahead
-
-# As Triton's nvidia/driver.py generates it.
-SOURCE = '''
-#include <Python.h>
-static PyObject *launch(PyObject *self, PyObject *args) { return PyLong_FromLong(%d); }
-static PyMethodDef methods[] = {{"launch", launch, METH_VARARGS, ""}, {NULL, NULL, 0, NULL}};
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "__triton_launcher", NULL, -1, methods};
-PyMODINIT_FUNC PyInit___triton_launcher(void) { return PyModule_Create(&module); }
-'''
-
-def launcher(number):
-    return build.compile_module_from_src(src=SOURCE % number, name="__triton_launcher")
-
-def load(number):
-    for _ in range(100):
-        if launcher(number).launch() != number:
-            wrong.append(number)
-
-if "safely" in sys.argv:
-    ahead.load_launchers_safely()
-first = [launcher(number) for number in range(3)]
-again = launcher(0)  # changes the module of launcher 2, which was loaded last
-wrong = [number for number, module in enumerate(first) if module.launch() != number]
-sys.setswitchinterval(1e-6)
-threads = [threading.Thread(target=load, args=(number,)) for number in range(3)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-print(len(wrong))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(ahead.launcher_build, "_load_module_from_path"), reason="this Triton loads differently")
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="builds a C extension")
-def test_threads_that_load_launchers_get_their_own(tmp_path: Path) -> None:
-    def wrong_launchers(*arguments: str) -> int:
-        environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
-        command = [sys.executable, "-c", LAUNCHERS, *arguments]
-        return int(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout)
-
-    assert wrong_launchers() > 0, "Triton's own loading is safe now, so load_launchers_safely can go"
-    assert wrong_launchers("safely") == 0
 
 
 def test_a_kernel_starts_the_builds_of_all_variants_that_it_prepares(monkeypatch: pytest.MonkeyPatch) -> None:

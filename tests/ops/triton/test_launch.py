@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Callable
+import shutil
+import struct
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +16,8 @@ import pytest
 import torch
 import triton
 
-from flexact.ops.triton import launch, tiles
-from flexact.ops.triton.launch import Launch
+from flexact.ops.triton import driver, launch, tiles
+from flexact.ops.triton.launch import Dtypes, Launch, Launches
 from flexact.ops.triton.tiles import FLAT, MOMENTS, MOST_PLANS, Tiles, by_channel
 
 BUILD = """
@@ -20,19 +25,23 @@ import torch
 from flexact.ops.triton import kernels, routed
 from flexact.ops.blending import Blending
 from flexact.ops.triton.basis_functions import FORMS
-from flexact.ops.triton.launch import Launch
+from flexact.ops.triton import driver
+from flexact.ops.triton.launch import Launches
 from flexact.ops.triton.moments import moments
 
 built = []
 
-def build(launch, *tensors):
-    kernel, arguments = launch.kernel, (*launch.missing, *tensors, *launch.numbers)
-    names = kernel.arg_names[len(arguments):]
-    constants = [name == "FAST" or value for name, value in zip(names, launch.constants, strict=True)]  # as on a GPU
-    compiled = kernel.warmup(*arguments, *constants, grid=launch.grid, num_warps=launch.warps)
-    built.append((kernel, len(compiled.asm["cubin"])))
+def build(launches, *tensors):
+    for launch, places in launches.steps:
+        kernel, arguments = launch.kernel, (*launch.missing, *(tensors[i] for i in places), *launch.numbers)
+        names = kernel.arg_names[len(arguments):]
+        # As on a GPU.
+        constants = [name == "FAST" or value for name, value in zip(names, launch.constants, strict=True)]
+        compiled = kernel.warmup(*arguments, *constants, grid=launch.grid, num_warps=launch.warps)
+        assert driver.parameters(compiled, (*launch.missing, *places, *launch.arguments)) is not None
+        built.append((kernel, len(compiled.asm["cubin"])))
 
-Launch.__call__ = build
+Launches.__call__ = build
 
 def norm():
     return routed.Norm(torch.rand(2, 6), torch.rand(6), torch.rand(6))
@@ -60,13 +69,10 @@ import torch, triton
 from concurrent.futures import wait
 from triton.backends.compiler import GPUTarget
 from flexact.ops.blending import Blending
-from flexact.ops.triton import ahead, launch, routed
-from flexact.ops.triton.launch import Launch
+from flexact.ops.triton import ahead, driver, routed
 from flexact.ops.triton.moments import moments
 
 class FakeGPU:
-    launchers = 0
-
     def get_current_target(self):
         return GPUTarget("cuda", 90, 32)
 
@@ -76,23 +82,22 @@ class FakeGPU:
     def get_current_stream(self, device):
         return 0
 
-    def launcher_cls(self, source, metadata):
-        self.launchers += 1
-
-gpu = FakeGPU()
-triton.runtime.driver.set_active(gpu)
+triton.runtime.driver.set_active(FakeGPU())
 waited_for = []
 
 def listen(src, cache_hit, **rest):
     if threading.current_thread() is threading.main_thread():
         waited_for.append(src.name)
 
-def build(self, tensors):
-    return self.kernel.warmup(*self.missing, *tensors, *self._arguments, grid=self.grid, num_warps=self.warps)
+class Prepared:
+    def __init__(self, *_):
+        pass
+
+    def launch(self, addresses):
+        return True
 
 triton.knobs.compilation.listener = listen
-Launch._launch_documented = build
-launch._launcher = lambda *_: None
+driver.kernel, driver.Prepared = lambda built, *_: built, Prepared
 filters = list(warnings.filters)
 names, temperature, p = ("relu", "tanh"), torch.tensor(0.5), torch.rand(5, 2)
 h = torch.randn(4, 6, 5, 7, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
@@ -117,7 +122,7 @@ for pick in (0, 1):
     routed.forward(h, blending(1, (pick,), False), fusing[True])
     routed.backward(h, h, blending(1, (pick,), False), False, fusing[True])
 assert waited_for == ["forward", "_sweep", "forward"], waited_for
-assert [build.exception() for build in ahead._started.values()] == [None] * gpu.launchers
+assert [build.exception() for build in ahead._started.values()] == [None] * len(ahead._started)
 assert warnings.filters == filters
 """
 
@@ -136,93 +141,164 @@ def test_every_kernel_builds_for_a_gpu(program: str, output_with_fake_gpu: Calla
     output_with_fake_gpu(program)
 
 
-class Kernel(Launch):
-    """A stand-in for a kernel that only records its launches."""
+STUB = """
+#include <stdint.h>
 
-    def __init__(self) -> None:
-        super().__init__(None, (3, 2), (7, 0.5), (True,), 4)
-        self._interpreted = False
-        self.builds = 0
-        self.runs: list[tuple[Any, ...]] = []
+/* A CUDA driver without a GPU. A launch writes to the address of its first parameter: the kernel, the grid, the number
+   of threads, the shared memory, the stream, and then its other parameters, of which the last one is NULL. */
+static int context;
+int cuCtxGetCurrent(void **found) { *found = &context; return 0; }
+int cuCtxSetCurrent(void *given) { return 0; }
+int cuDevicePrimaryCtxRetain(void **found, int device) { return 1; }
+int cuModuleLoadData(void **module, const void *image) { *module = (void *)image; return 0; }
+int cuModuleGetFunction(void **function, void *module, const char *name) {
+    *function = (void *)(intptr_t)(((const char *)module)[0] + 256 * name[0]);
+    return 0;
+}
+int cuFuncSetAttribute(void *function, int attribute, int value) { return attribute == 8 && value == 60000 ? 0 : 7; }
+int cuGetErrorString(int error, const char **text) { *text = error == 9 ? "invalid grid" : "other"; return 0; }
+int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned tx, unsigned ty, unsigned tz,
+                   unsigned shared, void *stream, void **parameters, void **extra) {
+    if (x == 999) return 9;
+    int64_t *out = *(int64_t **)parameters[0];
+    const int64_t first[] = {(intptr_t)function, x, y, z, tx * ty * tz, shared, (intptr_t)stream};
+    for (int i = 0; i < 7; i++) *out++ = first[i];
+    *out++ = *(int64_t *)parameters[1];
+    *out++ = *(int32_t *)parameters[2];
+    *(float *)out = *(float *)parameters[3];
+    out[1] = *(int64_t *)parameters[4];
+    return 0;
+}
+"""
 
-    def _build(self, tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
-        self.builds += 1
+DIRECT = """
+import ctypes, struct, sys
+ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)  # dlopen finds a loaded library by its soname
+from types import SimpleNamespace
+import torch
+from flexact.ops.triton import driver
 
-        def run(*arguments: Any) -> None:
-            self.runs.append(arguments)
+torch._C._cuda_getCurrentRawStream = lambda device: 77
+PTX = ".visible .entry name(.param .u64 .ptr name_0, .param .u64 name_1, .param .u32 a, .param .f32 b, .param .u64 c)"
 
-        return run, (3, 2, 1), lambda device: "the stream", "the function", "the metadata"
+def compiled(aligned, **changed):
+    metadata = dict(name="name", shared=60000, num_warps=4, num_ctas=1, global_scratch_size=0, profile_scratch_size=0)
+    kinds = {"out": "*fp32", "number": "i64", "gone": "constexpr", "count": "i32", "x": "fp32"}
+    attributes = {(0,): [["tt.divisibility", 16]] if aligned else [], (3,): [["tt.divisibility", 16]]}
+    source, metadata = SimpleNamespace(signature=kinds, attrs=attributes), SimpleNamespace(**metadata | changed)
+    return SimpleNamespace(src=source, metadata=metadata, asm={"ptx": PTX, "cubin": b"Qubin"})
 
+def launched(memory, kernels):
+    prepared = driver.Prepared(0, kernels)
+    return prepared.launch(struct.pack("2Q", 0, memory.data_ptr()))
 
-def test_a_kernel_is_built_once_and_then_launched_with_addresses() -> None:
-    kernel, one, other = Kernel(), torch.zeros(8), torch.zeros(8, dtype=torch.int64)
-    kernel(one, other)
-    assert (kernel.builds, kernel.runs) == (1, [])
-    kernel(one, other)
-    kernel(torch.zeros(8), other)
-    assert kernel.builds == 1
-    first = (3, 2, 1, "the stream", "the function", "the metadata", None, None, None)
-    assert kernel.runs[0] == (*first, one.data_ptr(), other.data_ptr(), 7, 0.5, True)
-
-
-def test_a_kernel_is_rebuilt_for_what_triton_specialises_it_on() -> None:
-    kernel, memory = Kernel(), torch.zeros(16)
-    aligned = memory[(-memory.data_ptr() % 16) // 4 :]
-    kinds = [(aligned, aligned), (aligned[1:], aligned), (aligned, aligned[1:]), (aligned, aligned.double())]
-    for kind in kinds * 2:
-        kernel(*kind)
-    assert kernel.builds == len(kernel.runs) == len(kinds)
-
-
-class Compiled:
-    """A kernel with a given launcher that counts its launches."""
-
-    __name__ = "compiled"
-
-    def __init__(self, **launcher: Any) -> None:
-        self.launches = 0
-        self.built = SimpleNamespace(**launcher)
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
-        def launch(*arguments: Any, num_warps: int) -> Any:
-            self.launches += 1
-            return self.built
-
-        return launch
-
-
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=SimpleNamespace(get_current_stream=int)))
-    launch._warn_once.cache_clear()
+arguments = (1, -5, "gone", 48, 0.5)
+kernel = driver.kernel(compiled(True), (3, 2), arguments, 0)
+memory = torch.zeros(16, dtype=torch.int64)
+memory = memory[(memory.data_ptr() % 16) // 8 :]
+assert launched(memory, [kernel])
+function = ord("Q") + 256 * ord("n")
+assert memory[:9].tolist() == [function, 3, 2, 1, 128, 60000, 77, -5, 48], memory
+assert memory[8:9].tolist() == [48] and memory[9:10].view(torch.float32)[0] == 0.5
+before = memory.clone()
+other = memory[1:]
+assert not launched(other, [kernel]) and torch.equal(memory, before)  # nothing is launched at another alignment
+assert launched(other, [driver.kernel(compiled(False), (3, 2), arguments, 0)])
+assert other[0] == function
+two = torch.zeros(32, dtype=torch.int64)
+two = two[(two.data_ptr() % 16) // 8 :]
+first, second = (driver.kernel(compiled(True), (5 + place,), (place, -5, "", 48, 0.5), 0) for place in (0, 1))
+assert driver.Prepared(0, [first, second]).launch(struct.pack("2Q", two.data_ptr(), two[12:].data_ptr()))
+assert two[1] == 5 and two[13] == 6
+for changed in ({"num_ctas": 2}, {"global_scratch_size": 8}, {"launch_pdl": True}):
+    assert driver.kernel(compiled(True, **changed), (3, 2), arguments, 0) is None
+short = compiled(True)
+short.asm["ptx"] = ".entry name(.param .u64 name_0, .param .u64 b)"
+assert driver.parameters(short, arguments) is None  # the machine code takes other parameters than the signature says
+try:
+    launched(memory, [driver.kernel(compiled(True), (999,), arguments, 0)])
+except RuntimeError as error:
+    assert str(error) == "CUDA error: invalid grid"
+else:
+    raise AssertionError("an error of the driver was ignored")
+"""
 
 
-@pytest.mark.usefixtures("driver")
-@pytest.mark.parametrize("version", ["3.7.0+git1", "4.0.0"])
-def test_the_launcher_of_a_newer_triton_is_not_used(
-    version: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="compiles a stub of the CUDA driver")
+def test_the_driver_gets_the_parameters_of_every_kernel(
+    output_with_fake_gpu: Callable[..., str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(triton, "__version__", version)
-    kernel = Compiled(run=None, function="f", packed_metadata=())
-    launch = Launch(kernel, (3, 2), (7, 0.5), (True,), 4)
-    launch._interpreted = False
-    with caplog.at_level(logging.WARNING, logger="flexact"):
-        for count in range(1, 5):
-            launch(torch.zeros(8))
-            assert kernel.launches == count
-    assert len([record for record in caplog.records if "launcher" in record.message]) == 1
+    source, library = tmp_path / "stub.c", tmp_path / "libcuda.so.1"
+    source.write_text(STUB)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", library, source], check=True)
+    output_with_fake_gpu(DIRECT, str(library))
 
 
-@pytest.mark.usefixtures("driver")
-def test_the_launcher_of_a_known_triton_is_used_after_the_first_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton, "__version__", "3.6.0")
-    direct: list[tuple[Any, ...]] = []
-    kernel = Compiled(run=lambda *arguments: direct.append(arguments), function="f", packed_metadata=())
-    launch = Launch(kernel, (3, 2), (), (), 4)
-    launch._interpreted = False
+class Kernels(Launches):
+    """Launches of a stand-in kernel that records what is built and launched."""
+
+    def __init__(self, direct: bool = True) -> None:
+        self.documented: list[tuple[Any, ...]] = []
+        super().__init__(2, (Launch(self, (3, 2), (7, 0.5), (True,), 4), (1, 0)))
+        self._interpreted, self._direct = False, direct
+        self.builds: list[bool] = []
+        self.launches: list[tuple[int, ...]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *arguments, num_warps: self.documented.append((*arguments, num_warps))
+
+    def _build(self, device: int, dtypes: Dtypes, tensors: Sequence[torch.Tensor] | None = None) -> Any:
+        self.builds.append(tensors is None)
+        return SimpleNamespace(launch=functools.partial(self._launch, tensors is None)) if self._direct else None
+
+    def _launch(self, aligned: bool, addresses: bytes) -> bool:
+        found = struct.unpack("2Q", addresses)
+        if aligned and found[0] % 16:
+            return False
+        self.launches.append(found)
+        return True
+
+
+def test_kernels_are_built_once_for_each_combination_of_dtypes_and_launched_with_addresses() -> None:
+    kernels, one, other = Kernels(), torch.zeros(8), torch.zeros(8, dtype=torch.int64)
+    for first in (one, torch.zeros(8), one):
+        kernels(first, other)
+    assert kernels.builds == [True]
+    assert kernels.launches[0] == kernels.launches[2] == (one.data_ptr(), other.data_ptr())
+    kernels(other, other)
+    assert kernels.builds == [True, True]
+
+
+def test_kernels_are_rebuilt_for_addresses_that_are_not_aligned() -> None:
+    kernels, memory = Kernels(), torch.zeros(16)
+    aligned = memory[(-memory.data_ptr() % 16) // 4 :]
     for _ in range(3):
-        launch(torch.zeros(8))
-    assert (kernel.launches, len(direct)) == (1, 2)
+        kernels(aligned[1:], aligned)
+        kernels(aligned, aligned[1:])
+    assert kernels.builds == [True, False]
+    assert len(kernels.launches) == 6
+
+
+def test_kernels_that_the_driver_cannot_launch_go_through_triton() -> None:
+    kernels, one, other = Kernels(direct=False), torch.zeros(8), torch.ones(8)
+    kernels(one, other)
+    kernels(one, other)
+    assert kernels.builds == [True]
+    assert kernels.documented == [(other, one, 7, 0.5, True, 4)] * 2
+
+
+def test_a_machine_without_a_compiler_launches_through_triton_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(driver, "_load", lambda: None)
+    monkeypatch.setattr(driver, "parameters", lambda *_: [])
+    monkeypatch.setattr(Launch, "build", lambda *_: "compiled")
+    launch._warn_once.cache_clear()
+    kernels = Kernels()
+    with caplog.at_level(logging.WARNING, logger="flexact"):
+        for _ in range(2):
+            assert Launches._build(kernels, 0, (torch.float32,) * 2) is None
+    assert len([record for record in caplog.records if "cannot be launched directly" in record.message]) == 1
 
 
 def test_a_plan_is_cached_by_tiles_and_choices() -> None:
