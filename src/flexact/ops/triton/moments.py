@@ -7,14 +7,14 @@ deviations of all positions, and then of all programs, are merged with Chan's fo
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op
 
 from flexact.ops.operators import is_traced
-from flexact.ops.triton.launch import Launch, Launches
+from flexact.ops.triton.launch import Launch
+from flexact.ops.triton.passes import Pass
 from flexact.ops.triton.tiles import (
     MOMENTS,
     STAGES,
@@ -62,23 +62,28 @@ def _operator(
 
 
 def _moments(y: Tensor, running: Running | None, momentum: float | None, eps: float) -> Tensor:
-    tiles = by_channel(y, 1, MOMENTS)
-    launches, room = tiles.plan(_plan, running is not None, momentum, eps)
-    found = y.new_empty((2, tiles.channels), dtype=torch.float32)
-    partials = found.new_empty(room)
-    running_mean, running_var, batches = running or (found, found, found)
-    launches(y, partials, found, running_mean, running_var, batches)
+    (found,) = moments_pass(y, running is not None, momentum, eps).run(y, *(running or ()))
     return found
 
 
-def _plan(tiles: Tiles, track: bool, momentum: float | None, eps: float) -> tuple[Launches, int]:
-    """Return the main launch with the launch that merges its partial results, and the size of their buffer."""
+def moments_pass(y: Tensor, track: bool, momentum: float | None, eps: float) -> Pass:
+    """Return the pass from y and, if they are tracked, the running statistics to the moments."""
+    return by_channel(y, 1, MOMENTS).plan(_plan, track, momentum, eps)
+
+
+def _plan(tiles: Tiles, track: bool, momentum: float | None, eps: float) -> Pass:
     sweep = Launch(_sweep, tiles.grid, tiles.sizes, (track, *tiles.constants))
     channels = tiles.channels
     numbers = (momentum or 0.0, eps, channels, tiles.inner, *tiles.parts(channels), tiles.numel // channels)
     finish = Launch(_finish, (channels,), numbers, (track, momentum is None, _FINISH_BLOCK), 1)
     sweep.prepares(finish, lambda y, partials, batches: (y, *[partials] * 4, batches))
-    return Launches(6, (sweep, (0, 1, 5)), (finish, range(6))), tiles.room(3)
+    steps = Pass(4 if track else 1)
+    partials, found = steps.floats(tiles.room(3)), steps.floats(2, channels)
+    running = (1, 2, 3) if track else (found,) * 3  # without tracking, the kernels do not use them
+    steps.launch(sweep, (0, partials, running[2]))
+    steps.launch(finish, (0, partials, found, *running))
+    steps.outputs = (found,)
+    return steps
 
 
 @triton.jit(do_not_specialize=["outer"])

@@ -6,7 +6,6 @@ batch norm saves anyway.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +15,8 @@ from flexact.ops.blending import Blending
 from flexact.ops.closed_form import dense, with_layout_of
 from flexact.ops.triton import kernels
 from flexact.ops.triton.basis import Blend, blend, is_fast
-from flexact.ops.triton.launch import Launch, Launches
+from flexact.ops.triton.launch import Launch
+from flexact.ops.triton.passes import Pass
 from flexact.ops.triton.tiles import FEW_SUMS, FLAT, MANY_SUMS, Tiles, by_channel, flat
 
 _FEW_BASIS_FUNCTIONS = 6
@@ -32,6 +32,18 @@ class Norm(NamedTuple):
     bias: Tensor | None
 
 
+class Fusing(NamedTuple):
+    """What is fused with a site."""
+
+    batch_statistics: bool
+    """Whether the moments are those of the batch, so that the gradient goes through them."""
+    kinds: tuple[int, int]
+    """The kinds of y and of the residual, as the kernels take them."""
+
+
+NOT_FUSED = Fusing(False, (kernels.PLAIN.value, kernels.ABSENT.value))
+
+
 class Preactivation(NamedTuple):
     """How a fused site computes h = norm(y) + residual in one forward."""
 
@@ -40,12 +52,12 @@ class Preactivation(NamedTuple):
     residual_norm: Norm | None
     """The batch norm of the residual, if it has one."""
     batch_statistics: bool
-    """Whether the moments are those of the batch, so that the gradient goes through them."""
+    """See `Fusing`."""
 
     @property
-    def kinds(self) -> tuple[int, int]:
-        """The kinds of y and of the residual, as the kernels take them."""
-        return _kind(self.norm), kernels.ABSENT.value if self.residual is None else _kind(self.residual_norm)
+    def fusing(self) -> Fusing:
+        kind = kernels.ABSENT.value if self.residual is None else kind_of(self.residual_norm)
+        return Fusing(self.batch_statistics, (kind_of(self.norm), kind))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -56,10 +68,10 @@ class Preactivation(NamedTuple):
 
 
 _TENSORS = 7
-_NOT_FUSED = (kernels.PLAIN.value, kernels.ABSENT.value)
 
 
-def _kind(norm: Norm | None) -> int:
+def kind_of(norm: Norm | None) -> int:
+    """Return whether a tensor is normalised, and with an affine norm, as the kernels take it."""
     kind = kernels.PLAIN if norm is None else kernels.NORMALISED if norm.weight is None else kernels.AFFINE
     return int(kind.value)
 
@@ -70,16 +82,18 @@ def forward(h: Tensor, blending: Blending, preactivation: Preactivation | None =
     h: the input; for a fused site, the input y of its batch norm, which is dense.
     """
     h = dense(h) if preactivation is None else h
-    weights, parts = blending.weights.contiguous(), blend(blending.keys, blending.alive)
-    x = torch.empty_like(h)
+    weights = blending.weights.contiguous()
     if h.numel() == 0:
-        return x, weights.new_zeros(weights.shape if blending.statistics else 0)
-    tiles, choices, tensors = _tiled(h, blending, preactivation, parts)
-    launches, room = tiles.plan(_forward_plan, parts, blending.statistics, *choices)
-    partials = h.new_empty(room, dtype=torch.float32)
-    gathered = partials.new_empty(weights.shape if blending.statistics else 0)
-    launches(*tensors, h, weights, x, partials, gathered)
+        return torch.empty_like(h), weights.new_zeros(weights.shape if blending.statistics else 0)
+    fusing, tensors = (NOT_FUSED, ()) if preactivation is None else (preactivation.fusing, preactivation.tensors)
+    x, gathered = forward_pass(h, blending, fusing).run(h, weights, *tensors)
     return x, gathered
+
+
+def forward_pass(h: Tensor, blending: Blending, fusing: Fusing) -> Pass:
+    """Return the pass of `forward` from h, the weights and the tensors of a fused site to x and the sensitivities."""
+    tiles, parts, choices = _tiled(h, blending, fusing)
+    return tiles.plan(_forward_plan, parts, blending.statistics, *choices)
 
 
 def backward(
@@ -92,24 +106,21 @@ def backward(
     the logits, each if there is one; `split_results` splits it.
     """
     h = dense(h) if preactivation is None else h
-    weights, parts = blending.weights.contiguous(), blend(blending.keys, blending.alive)
+    weights = blending.weights.contiguous()
     delta = with_layout_of(h, delta)
     if h.numel() == 0:
         return torch.empty_like(h), None, weights.new_zeros(weights.numel() if need_logits else 0)
-    tiles, choices, tensors = _tiled(h, blending, preactivation, parts)
-    launches, *sizes = tiles.plan(_backward_plan, parts, need_logits, *choices)
-    partials, results = [h.new_empty(size, dtype=torch.float32) for size in sizes]
-    is_fused = preactivation is not None
-    is_stored = preactivation is None or preactivation.residual is not None
-    to_h = torch.empty_like(h) if is_stored else delta
-    to_y = torch.empty_like(h) if is_fused else to_h
-    to_residual = to_h if is_fused and is_stored else None
-    if preactivation is not None and preactivation.residual_norm is not None:
-        to_residual = torch.empty_like(h)
-    to_r = to_y if to_residual is None else to_residual
-    routing = (blending.probabilities.contiguous(), blending.temperature)
-    launches(*tensors, delta, h, weights, to_h, partials, results, *routing, to_y, to_r)
-    return to_y, to_residual, results
+    fusing, tensors = (NOT_FUSED, ()) if preactivation is None else (preactivation.fusing, preactivation.tensors)
+    routing = (weights, blending.probabilities.contiguous(), blending.temperature)
+    found = backward_pass(h, blending, need_logits, fusing).run(delta, h, *routing, *tensors)
+    return found[0], found[2] if len(found) == 3 else None, found[1]
+
+
+def backward_pass(h: Tensor, blending: Blending, need_logits: bool, fusing: Fusing) -> Pass:
+    """Return the pass of `backward` from δ, h, the weights, the probabilities, the temperature and the tensors of a
+    fused site to the gradient w.r.t. h, the flat tensor and, if there is a residual, the gradient w.r.t. it."""
+    tiles, parts, choices = _tiled(h, blending, fusing)
+    return tiles.plan(_backward_plan, parts, need_logits, *choices)
 
 
 def split_results(results: Tensor, channels: int, has_residual_norm: bool) -> tuple[Tensor, ...]:
@@ -119,33 +130,33 @@ def split_results(results: Tensor, channels: int, has_residual_norm: bool) -> tu
     return torch.split_with_sizes(results, [*sizes, results.numel() - sum(sizes)])
 
 
-def _tiled(
-    h: Tensor, blending: Blending, preactivation: Preactivation | None, parts: Blend
-) -> tuple[Tiles, tuple[Any, ...], tuple[Tensor, ...]]:
-    """Return the tiles of h, the choices that the plans of all passes share, and the tensors of a fused site."""
-    rows, k = blending.weights.shape
+def _tiled(h: Tensor, blending: Blending, fusing: Fusing) -> tuple[Tiles, Blend, tuple[Any, ...]]:
+    """Return the tiles of h, its blend, and the choices that the plans of all passes share."""
+    parts, (rows, k) = blend(blending.keys, blending.alive), blending.weights.shape
     # With many sums per channel, fewer programs keep the final reduction short.
     cut = FEW_SUMS if len(parts.basis) <= _FEW_BASIS_FUNCTIONS else MANY_SUMS
-    if preactivation is not None:
-        choices = (preactivation.batch_statistics, preactivation.kinds, rows, k, is_fast(h))
-        return by_channel(h, 1, cut), choices, preactivation.tensors
-    tiles = flat(h, FLAT) if rows == 1 else by_channel(h, blending.channel_dim, cut)
-    return tiles, (False, _NOT_FUSED, rows, k, is_fast(h)), ()
+    if fusing != NOT_FUSED:
+        tiles = by_channel(h, 1, cut)
+    else:
+        tiles = flat(h, FLAT) if rows == 1 else by_channel(h, blending.channel_dim, cut)
+    return tiles, parts, (*fusing, rows, k, is_fast(h))
 
 
 def _forward_plan(
     tiles: Tiles, parts: Blend, statistics: bool, batch_statistics: bool, kinds: tuple[int, int], rows: int, k: int,
     fast: bool,
-) -> tuple[Launches, int]:  # fmt: skip
-    """Return the launches, and the number of partial sums."""
+) -> Pass:  # fmt: skip
     sweep, finish = _forward_launches(tiles, parts, statistics, batch_statistics, kinds, rows, k, fast)
-    first = 0 if kinds == _NOT_FUSED else _TENSORS
-    steps: list[tuple[Launch, Sequence[int]]] = [(sweep, range(first + 4))]
+    steps, h, weights = Pass(2 if kinds == NOT_FUSED.kinds else 2 + _TENSORS), 0, 1
+    x, partials = steps.like(h), steps.floats(tiles.room(len(parts.basis) if statistics else 0))
+    gathered = steps.floats(*((rows, k) if statistics else (0,)))
+    steps.launch(sweep, (*range(2, steps.inputs), h, weights, x, partials))
     if finish is not None:
-        steps.append((finish, range(first + 3, first + 5)))
-    if statistics if kinds == _NOT_FUSED else batch_statistics:
+        steps.launch(finish, (partials, gathered))
+    if statistics if kinds == NOT_FUSED.kinds else batch_statistics:
         _prepare_training(sweep, tiles, parts, batch_statistics, kinds, rows, k, fast)
-    return Launches(first + 5, *steps), tiles.room(len(parts.basis) if statistics else 0)
+    steps.outputs = (x, gathered)
+    return steps
 
 
 def _forward_launches(
@@ -154,7 +165,7 @@ def _forward_launches(
 ) -> tuple[Launch, Launch | None]:  # fmt: skip
     """Return the main launch, and the launch that reduces its partial sums, if any."""
     constants = (*parts.constants(fast), statistics, *kinds, rows > 1, *tiles.constants)
-    missing = _TENSORS if kinds == _NOT_FUSED else 0
+    missing = _TENSORS if kinds == NOT_FUSED.kinds else 0
     sweep, finish = Launch(kernels.forward, tiles.grid, (*tiles.sizes, k), constants, missing=missing), None
     if statistics:
         numbers = (parts.alive, rows, k, *tiles.parts(rows), tiles.numel // rows)
@@ -166,29 +177,33 @@ def _forward_launches(
 def _backward_plan(
     tiles: Tiles, parts: Blend, need_logits: bool, batch_statistics: bool, kinds: tuple[int, int], rows: int, k: int,
     fast: bool,
-) -> tuple[Launches, int, int]:  # fmt: skip
-    """Return the launches, the number of partial sums, and the number of results.
-
-    Both numbers count first the sums over each channel, then those of the routing.
-    """
+) -> Pass:  # fmt: skip
     sweep, finish, through_norm = _backward_launches(tiles, parts, need_logits, batch_statistics, kinds, rows, k, fast)
-    first, channels = (0, 0) if kinds == _NOT_FUSED else (_TENSORS, tiles.channels)
-    partials, results = first + 4, first + 5
-    steps: list[tuple[Launch, Sequence[int]]] = [(sweep, range(partials + 1))]
-    if finish is not None:
-        steps.append((finish, range(partials, partials + 4)))
-    if through_norm is not None:
-        steps.append(
-            (through_norm, (*range(first), first + 3, first + 1, first + 2, results, results + 3, results + 4))
-        )
+    is_fused, has_residual = kinds != NOT_FUSED.kinds, kinds[1] != kernels.ABSENT.value
+    steps = Pass(5 + (_TENSORS if is_fused else 0))
+    delta, h, weights, p, temperature, *tensors = range(steps.inputs)
     count, basis = _sums_per_channel(kinds), len(parts.basis) if need_logits else 0
-    sizes = tiles.room(count) + tiles.room(basis), count * channels + (rows * k if need_logits else 0)
-    return Launches(first + 10, *steps), *sizes
+    # Sums over each channel come first, then those of the routing.
+    partials = steps.floats(tiles.room(count) + tiles.room(basis))
+    results = steps.floats(count * tiles.channels + (rows * k if need_logits else 0))
+    to_h = delta if is_fused and not has_residual else steps.like(h)
+    steps.launch(sweep, (*tensors, delta, h, weights, to_h, partials))
+    if finish is not None:
+        steps.launch(finish, (partials, results, p, temperature))
+    if through_norm is None:
+        steps.outputs = (to_h, results)
+        return steps
+    to_y = steps.like(h)
+    to_residual = steps.like(h) if kinds[1] >= kernels.NORMALISED.value else to_h
+    to_r = to_residual if has_residual else to_y
+    steps.launch(through_norm, (*tensors, to_h, h, weights, results, to_y, to_r))
+    steps.outputs = (to_y, results, to_residual) if has_residual else (to_y, results)
+    return steps
 
 
 def _sums_per_channel(kinds: tuple[int, int]) -> int:
     """Return how many sums over each channel the gradients of the norms need."""
-    return 0 if kinds == _NOT_FUSED else 2 + (kinds[1] >= kernels.NORMALISED.value)
+    return 0 if kinds == NOT_FUSED.kinds else 2 + (kinds[1] >= kernels.NORMALISED.value)
 
 
 def _backward_launches(
@@ -198,7 +213,7 @@ def _backward_launches(
     """Return the main launch, the one that reduces its partial sums, and the one that continues through the norms, each
     if needed."""
     every = (*kinds, rows > 1, *tiles.constants)
-    is_fused, count = kinds != _NOT_FUSED, _sums_per_channel(kinds)
+    is_fused, count = kinds != NOT_FUSED.kinds, _sums_per_channel(kinds)
     by_norm = tiles.room(count)
     constants = (*parts.constants(fast), need_logits, *every)
     numbers: tuple[int, ...] = (by_norm, *tiles.sizes, k)
