@@ -17,6 +17,7 @@ from flexact.ops import runs_fused
 from flexact.routing.layer import FlexAct
 
 if TYPE_CHECKING:
+    from flexact.ops.triton.nodes import BatchNorm
     from flexact.ops.triton.routed import Norm
 
 _Kind = TypeVar("_Kind", bound=nn.Module)
@@ -177,20 +178,24 @@ def _held(norm: nn.BatchNorm2d) -> list[Tensor | None]:
 
 
 def _run_fused(site: FlexAct, h: Deferred) -> Tensor:
-    from flexact.ops.triton import autograd as triton_autograd  # needs Triton
+    from flexact.ops.triton import autograd as triton_autograd  # these need Triton
+    from flexact.ops.triton import nodes
 
     norm, y, residual, residual_norm, _ = h
     site.check_input(y)
     routing = site.routing(y)
     if residual is not None and residual.stride() != y.stride():
         residual = torch.empty_like(y).copy_(residual)
-    other = None if residual_norm is None or residual is None else _norm(residual_norm, residual)
-    x, statistics = triton_autograd.normalised(
-        y,
-        site.logits.detach() if site.committed else site.logits,
-        triton_autograd.Preactivation(_norm(norm, y), residual, other, _uses_batch(norm)),
-        routing,
-    )
+    logits = site.logits.detach() if site.committed else site.logits
+    found = None
+    if _uses_batch(norm):
+        second = None if residual_norm is None else _batch_norm(residual_norm)
+        found = nodes.normalised(y, logits, _batch_norm(norm), residual, second, routing)
+    if found is None:
+        other = None if residual_norm is None or residual is None else _norm(residual_norm, residual)
+        preactivation = triton_autograd.Preactivation(_norm(norm, y), residual, other, _uses_batch(norm))
+        found = triton_autograd.normalised(y, logits, preactivation, routing)
+    x, statistics = found
     site.gather(routing, statistics)
     return x
 
@@ -205,15 +210,23 @@ def _norm(norm: nn.BatchNorm2d, y: Tensor) -> Norm:
     from flexact.ops.triton import moments as moment_kernels  # these need Triton
     from flexact.ops.triton.routed import Norm
 
+    weight, bias, running_mean, running_var, _ = _held(norm)
+    if running_mean is not None and running_var is not None and not norm.training:
+        moments = torch.stack([running_mean.float(), (running_var.float() + norm.eps).rsqrt()])
+        return Norm(moments, weight, bias)
+    running = _batch_norm(norm).running
+    return Norm(moment_kernels.moments(y, running, norm.momentum, norm.eps), weight, bias)
+
+
+def _batch_norm(norm: nn.BatchNorm2d) -> BatchNorm:
+    """Return the tensors and settings of a batch norm that uses the statistics of the batch."""
+    from flexact.ops.triton.nodes import BatchNorm  # needs Triton
+
     weight, bias, running_mean, running_var, batches = _held(norm)
     running = None
-    if running_mean is not None and running_var is not None and batches is not None:
-        if not norm.training:
-            moments = torch.stack([running_mean.float(), (running_var.float() + norm.eps).rsqrt()])
-            return Norm(moments, weight, bias)
-        if norm.track_running_stats:
-            running = (running_mean, running_var, batches)
-    return Norm(moment_kernels.moments(y, running, norm.momentum, norm.eps), weight, bias)
+    if running_mean is not None and running_var is not None and batches is not None and norm.track_running_stats:
+        running = (running_mean, running_var, batches)
+    return BatchNorm(weight, bias, running, norm.momentum, norm.eps)
 
 
 FUSED = {

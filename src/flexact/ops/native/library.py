@@ -16,12 +16,15 @@ import platform
 import shlex
 import subprocess
 import tempfile
+from collections.abc import Callable
 from ctypes import c_int, c_int64, c_void_p
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 from flexact.ops import dispatch
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.c", "policy.c"))
+Loaded = TypeVar("Loaded")
 _COMMON = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
 _VECTORS = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
 FLAGS = ((*_COMMON, "-march=native", *_VECTORS, "-fopenmp"), _COMMON)
@@ -56,14 +59,33 @@ def load() -> ctypes.CDLL:
     return library
 
 
+class Build(NamedTuple):
+    """How some source files are compiled to a shared library."""
+
+    sources: tuple[Path, ...]
+    compiler: tuple[str, ...]
+    flags: tuple[tuple[str, ...], ...]
+    """The compiler's flags; if it refuses them, the next ones are tried."""
+    libraries: tuple[str, ...]
+    depends_on: tuple[str, ...]
+    """What else the library depends on."""
+
+
 def compiled(sources: tuple[Path, ...]) -> ctypes.CDLL:
     """Return the library of some C files; compile it if it is not in the cache. Raise OSError or a SubprocessError if
     that fails."""
+    build = Build(sources, dispatch.c_compiler(), FLAGS, ("-lm", "-ldl"), _processor())
+    return loaded(build, lambda library: ctypes.CDLL(str(library)))
+
+
+def loaded(build: Build, load: Callable[[Path], Loaded]) -> Loaded:
+    """Return what a function loads from a library; compile it if it is not in the cache. Raise OSError or a
+    SubprocessError if that fails."""
     try:
-        return ctypes.CDLL(str(_built(_cache_folder(), sources)))
+        return load(_built(_cache_folder(), build))
     except OSError:  # the folder cannot be written to, or forbids machine code
         with tempfile.TemporaryDirectory(prefix="flexact") as folder:
-            return ctypes.CDLL(str(_built(Path(folder), sources)))
+            return load(_built(Path(folder), build))
 
 
 def _cache_folder() -> Path:
@@ -73,36 +95,34 @@ def _cache_folder() -> Path:
     return folder
 
 
-def _built(folder: Path, sources: tuple[Path, ...]) -> Path:
+def _built(folder: Path, build: Build) -> Path:
     """Return the library in a folder, compiled if it is missing."""
-    identity = "\n".join(
-        [*(source.read_text() for source in sources), repr(FLAGS), *_processor(), *dispatch.c_compiler()]
-    )
-    library = folder / f"{sources[0].stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
+    identity = "\n".join([*(source.read_text() for source in build.sources), repr(build[1:])])
+    library = folder / f"{build.sources[0].stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
     if not library.exists():
         handle, unfinished = tempfile.mkstemp(suffix=".so", dir=folder)
         os.close(handle)
         try:
-            _compile(unfinished, sources)
+            _compile(unfinished, build)
             os.replace(unfinished, library)  # another process may be compiling it as well
         finally:
             Path(unfinished).unlink(missing_ok=True)
     return library
 
 
-def _compile(output: str, sources: tuple[Path, ...]) -> None:
-    for flags in FLAGS:
-        command = [*dispatch.c_compiler(), *flags, "-o", output, *map(str, sources), "-lm", "-ldl"]
+def _compile(output: str, build: Build) -> None:
+    for flags in build.flags:
+        command = [*build.compiler, *flags, "-o", output, *map(str, build.sources), *build.libraries]
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
         if done.returncode == 0:
             return
     raise OSError(f"{shlex.join(command)} failed: {done.stderr.strip()[-500:]}")
 
 
-def _processor() -> list[str]:
+def _processor() -> tuple[str, ...]:
     """Return what the machine code depends on: the architecture, the C library and the processor's features."""
     found = [platform.machine(), *platform.libc_ver()]
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         found += sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))})
-    return found
+    return tuple(found)

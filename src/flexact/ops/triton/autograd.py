@@ -18,6 +18,7 @@ from flexact.ops import closed_form, operators
 from flexact.ops.blending import Blending, packed, unpacked
 from flexact.ops.dispatch import CannotBuild
 from flexact.ops.fallback import run
+from flexact.ops.triton import nodes
 from flexact.ops.triton import routed as routed_kernels
 from flexact.ops.triton.routed import Norm, Preactivation
 
@@ -55,7 +56,12 @@ def _routed_backward(
 
 
 _KERNELS = operators.Implementation(_routed_forward, _routed_backward)
-routed = operators.RoutedActivation("routed_activation_triton", triton_op, lambda h, blending: _KERNELS)
+_routed = operators.RoutedActivation("routed_activation_triton", triton_op, lambda h, blending: _KERNELS)
+
+
+def routed(h: Tensor, logits: Tensor, blending: Blending) -> tuple[Tensor, Tensor]:
+    """Return the routed activation of h and its statistics."""
+    return nodes.routed(h, logits, blending) or _routed(h, logits, blending)
 
 
 def _normalised_forward(
@@ -104,10 +110,7 @@ def _gradients(ctx: Any, delta: Tensor | None, need_logits: bool) -> tuple[Tenso
     if delta is None:
         return (None,) * 7
     if torch.is_grad_enabled():  # the backward runs with create_graph=True
-        raise FlexActError(
-            "create_graph=True was given, but a site that is fused with its batch norm has no second derivative. "
-            "Convert without fuse=True."
-        )
+        raise no_second_derivative()
     y, weights, probabilities, temperature, *norms = ctx.saved_tensors
     blending = Blending(weights, probabilities, temperature, ctx.keys, ctx.alive, 1, False)
     preactivation = _preactivation(*norms, ctx.batch_statistics)
@@ -122,6 +125,14 @@ def _gradients(ctx: Any, delta: Tensor | None, need_logits: bool) -> tuple[Tenso
     to_bias, to_weight, *others = routed_kernels.split_results(results, y.shape[1], has_residual_norm)
     # Both biases share one tensor, which torch copies for the second parameter.
     return to_y, others[-1], to_weight, to_bias, to_residual, others[0] if has_residual_norm else None, to_bias
+
+
+def no_second_derivative() -> FlexActError:
+    """Return the error for a backward of a fused site with create_graph=True."""
+    return FlexActError(
+        "create_graph=True was given, but a site that is fused with its batch norm has no second derivative. "
+        "Convert without fuse=True."
+    )
 
 
 def _operator_gradients(ctx: Any, delta: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -84,12 +84,18 @@ int load_kernel(const void *cubin, const char *name, int shared, int device, voi
     return failed;
 }
 
-/* Launch kernels one after the other. Return 0, an error of the driver, or MISALIGNED before anything was launched. */
-int launch_kernels(const Kernel *const *kernels, int count, const uint64_t *addresses, int device, void *stream) {
+/* Return 0, or MISALIGNED if an address is not a multiple of 16 although its kernel was compiled for one that is. */
+int check_alignment(const Kernel *const *kernels, int count, const uint64_t *addresses) {
     for (int i = 0; i < count; i++)
         for (int j = 0; j < kernels[i]->count; j++)
             if (kernels[i]->aligned[j] && addresses[kernels[i]->sources[j]] % 16) return MISALIGNED;
-    int failed = enter(device);
+    return 0;
+}
+
+/* Launch kernels one after the other. Return 0, an error of the driver, or MISALIGNED before anything was launched. */
+int launch_kernels(const Kernel *const *kernels, int count, const uint64_t *addresses, int device, void *stream) {
+    int failed = check_alignment(kernels, count, addresses);
+    if (!failed) failed = enter(device);
     for (int i = 0; i < count && !failed; i++) {
         const Kernel *kernel = kernels[i];
         const void *parameters[MOST_PARAMETERS];

@@ -52,8 +52,9 @@ class Prepared:
     """
 
     def __init__(self, device: int, kernels: Sequence[_Kernel]) -> None:
-        self._device, self._kernels, self._driver = device, kernels, cast(ctypes.CDLL, _load())
+        self._device, self._kernels, self._driver = device, kernels, cast(ctypes.CDLL, load())
         self._table = (ctypes.POINTER(_Kernel) * len(kernels))(*map(ctypes.pointer, kernels))
+        self.address, self.count = ctypes.addressof(self._table), len(kernels)
 
     def launch(self, addresses: bytes) -> bool:
         """Launch the kernels on the current stream. Return False, and launch nothing, if an address is not a multiple
@@ -62,7 +63,7 @@ class Prepared:
         addresses: those of all tensors, as unsigned 64-bit numbers.
         """
         stream = torch._C._cuda_getCurrentRawStream(self._device)
-        error = self._driver.launch_kernels(self._table, len(self._kernels), addresses, self._device, stream)
+        error = self._driver.launch_kernels(self._table, self.count, addresses, self._device, stream)
         if error and error != _MISALIGNED:
             _fail(self._driver, error)
         return not error
@@ -96,7 +97,7 @@ def _declared(ptx: str, name: str) -> list[int]:
 def kernel(built: Any, grid: tuple[int, ...], arguments: Sequence[Any], device: int) -> _Kernel | None:
     """Load a compiled kernel into a device, and prepare its launch. Return None if `parameters` does not support it, or
     if driver.c cannot be compiled."""
-    found, driver = parameters(built, arguments), _load()
+    found, driver = parameters(built, arguments), load()
     if found is None or driver is None:
         return None
     function, metadata = c_void_p(), built.metadata
@@ -116,7 +117,7 @@ def kernel(built: Any, grid: tuple[int, ...], arguments: Sequence[Any], device: 
 
 
 @functools.cache
-def _load() -> ctypes.CDLL | None:
+def load() -> ctypes.CDLL | None:
     """Return the library of driver.c; None if it cannot be compiled."""
     try:
         driver = library.compiled((SOURCE,))

@@ -143,6 +143,11 @@ class Launches:
         elif not prepared.launch(addresses):
             self._launch_misaligned(device, dtypes, tensors, addresses)
 
+    def prepared(self, device: int, dtypes: Dtypes) -> driver.Prepared | None:
+        """Return the kernels for aligned tensors of these dtypes; None if they were not launched before, or only Triton
+        can launch them."""
+        return self._built.get((device, dtypes))
+
     def _launch_misaligned(self, device: int, dtypes: Dtypes, tensors: Sequence[Tensor], addresses: bytes) -> None:
         key = (device, dtypes, *[tensor.data_ptr() % 16 == 0 for tensor in tensors])
         if key not in self._built:

@@ -1,0 +1,297 @@
+/* A site as one node of autograd, without Python: the kernels of its forward and of its backward, and their buffers.
+   `chain.py` describes a chain, and `extension.py` compiles this file. */
+
+#include <Python.h>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr int MISALIGNED = -1; /* of driver.c */
+constexpr const char *NAME = "flexact.chain";
+
+/* Functions of driver.c, and of the part of PyTorch that only exists with CUDA. */
+struct Driver {
+    int (*launch)(const void *kernels, int count, const uint64_t *addresses, int device, void *stream);
+    int (*check)(const void *kernels, int count, const uint64_t *addresses);
+    const char *(*error_text)(int error);
+    int32_t (*current_stream)(int32_t device, void **stream); /* may be null */
+};
+Driver driver;
+
+/* A tensor that a pass allocates: like one of its tensors, or of a shape in float32. */
+struct Buffer {
+    int64_t like;
+    std::vector<int64_t> shape;
+};
+
+struct Pass {
+    std::vector<int64_t> takes; /* the positions of its inputs among the tensors of the chain */
+    std::vector<Buffer> buffers;
+    const void *kernels;
+    int count;
+};
+
+/* Where the gradient of an input is: a tensor of the backward pass, or `length` elements of it if that is not 0. */
+struct Gradient {
+    int64_t position, offset, length;
+};
+
+struct Chain : torch::CustomClassHolder {
+    std::vector<at::ScalarType> dtypes; /* of the inputs */
+    int device;
+    std::vector<Pass> forward;
+    Pass backward; /* its inputs are the gradient of x and the saved tensors */
+    int64_t x, statistics;
+    std::vector<int64_t> saved;
+    std::vector<Gradient> gradients; /* of the first inputs */
+    PyObject *kernels, *again;       /* keeps the kernels alive; a backward with create_graph=True */
+
+    ~Chain() override {
+        if (!Py_IsInitialized()) return;
+        const auto state = PyGILState_Ensure();
+        Py_XDECREF(kernels);
+        Py_XDECREF(again);
+        PyGILState_Release(state);
+    }
+};
+
+using ChainPtr = c10::intrusive_ptr<Chain>;
+
+std::vector<uint64_t> addresses(const std::vector<Tensor> &tensors) {
+    std::vector<uint64_t> found;
+    found.reserve(tensors.size());
+    for (const auto &tensor : tensors)
+        found.push_back(tensor.defined() ? reinterpret_cast<uint64_t>(tensor.data_ptr()) : 0);
+    return found;
+}
+
+void add_buffers(const Pass &pass, std::vector<Tensor> &tensors) {
+    const auto options = tensors[0].options().requires_grad(false).dtype(at::kFloat);
+    for (const auto &buffer : pass.buffers)
+        tensors.push_back(buffer.like < 0 ? at::empty(buffer.shape, options) : at::empty_like(tensors[buffer.like]));
+}
+
+/* Return 0 or MISALIGNED; throw the driver's errors. */
+int launch(const Pass &pass, const std::vector<Tensor> &tensors, int device) {
+    void *stream = nullptr;
+    if (driver.current_stream) driver.current_stream(device, &stream);
+    const int error = driver.launch(pass.kernels, pass.count, addresses(tensors).data(), device, stream);
+    TORCH_CHECK(!error || error == MISALIGNED, "CUDA error: ", driver.error_text(error));
+    return error;
+}
+
+std::vector<Tensor> taken(const Pass &pass, const std::vector<Tensor> &every) {
+    std::vector<Tensor> found;
+    found.reserve(pass.takes.size() + pass.buffers.size());
+    for (const auto position : pass.takes) found.push_back(every[position]);
+    return found;
+}
+
+/* Whether all kernels support the addresses of the inputs; those of buffers, and of the gradient of x, are aligned. */
+bool are_aligned(const Chain &chain, at::TensorList inputs) {
+    std::vector<Tensor> every(inputs.begin(), inputs.end());
+    for (const auto &pass : chain.forward) {
+        every.resize(every.size() + pass.buffers.size());
+        auto own = taken(pass, every);
+        own.resize(own.size() + pass.buffers.size());
+        if (driver.check(pass.kernels, pass.count, addresses(own).data())) return false;
+    }
+    std::vector<Tensor> saved(1);
+    for (const auto position : chain.saved) saved.push_back(every[position]);
+    auto own = taken(chain.backward, saved);
+    own.resize(own.size() + chain.backward.buffers.size());
+    return !driver.check(chain.backward.kernels, chain.backward.count, addresses(own).data());
+}
+
+/* Return the gradients of a backward with create_graph=True, from Python. */
+variable_list again(const Chain &chain, const Tensor &delta, const variable_list &saved) {
+    const auto state = PyGILState_Ensure();
+    variable_list found;
+    PyObject *arguments = PyTuple_New(1 + saved.size());
+    PyTuple_SET_ITEM(arguments, 0, THPVariable_Wrap(delta));
+    for (size_t i = 0; i < saved.size(); i++) PyTuple_SET_ITEM(arguments, i + 1, THPVariable_Wrap(saved[i]));
+    PyObject *result = PyObject_Call(chain.again, arguments, nullptr);
+    Py_DECREF(arguments);
+    if (!result) {
+        python_error error;
+        error.persist();
+        PyGILState_Release(state);
+        throw error;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(result); i++) {
+        PyObject *one = PyTuple_GET_ITEM(result, i);
+        found.push_back(one == Py_None ? Tensor() : THPVariable_Unpack(one));
+    }
+    Py_DECREF(result);
+    PyGILState_Release(state);
+    return found;
+}
+
+struct Site : torch::autograd::Function<Site> {
+    static variable_list forward(AutogradContext *ctx, at::TensorList inputs, const ChainPtr &chain) {
+        at::AutoDispatchBelowADInplaceOrView guard;
+        std::vector<Tensor> every(inputs.begin(), inputs.end());
+        for (const auto &pass : chain->forward) {
+            auto own = taken(pass, every);
+            add_buffers(pass, own);
+            launch(pass, own, chain->device);
+            every.insert(every.end(), own.begin() + pass.takes.size(), own.end());
+        }
+        variable_list saved;
+        for (const auto position : chain->saved) saved.push_back(every[position]);
+        ctx->save_for_backward(std::move(saved));
+        ctx->set_materialize_grads(false);
+        ctx->saved_data["chain"] = c10::IValue::make_capsule(chain);
+        ctx->mark_non_differentiable({every[chain->statistics]});
+        return {every[chain->x], every[chain->statistics]};
+    }
+
+    static variable_list backward(AutogradContext *ctx, variable_list upstream) {
+        const auto held = ctx->saved_data["chain"].toCapsule();
+        const auto &chain = static_cast<const Chain &>(*held);
+        variable_list found(chain.dtypes.size() + 1);
+        if (!upstream[0].defined()) return found;
+        auto saved = ctx->get_saved_variables();
+        if (at::GradMode::is_enabled()) {
+            auto given = again(chain, upstream[0], saved);
+            std::move(given.begin(), given.end(), found.begin());
+            return found;
+        }
+        at::AutoDispatchBelowADInplaceOrView guard;
+        const Tensor &h = saved[0];
+        Tensor delta = upstream[0];
+        if (delta.strides() != h.strides() || delta._is_zerotensor() || delta.is_neg())
+            delta = at::empty_like(h).copy_(delta);
+        saved.insert(saved.begin(), delta);
+        auto tensors = taken(chain.backward, saved);
+        add_buffers(chain.backward, tensors);
+        if (launch(chain.backward, tensors, chain.device)) {
+            tensors[0] = at::empty_like(h).copy_(delta);
+            launch(chain.backward, tensors, chain.device);
+        }
+        for (size_t i = 0; i < chain.gradients.size(); i++) {
+            const auto &[position, offset, length] = chain.gradients[i];
+            if (ctx->needs_input_grad(i)) found[i] = length ? tensors[position].narrow(0, offset, length) : tensors[position];
+        }
+        return found;
+    }
+};
+
+/* The following read the description of a chain. Each raises a Python error if an item is of another type. */
+int64_t number(PyObject *item) {
+    const auto found = PyLong_AsLongLong(item);
+    if (PyErr_Occurred()) throw python_error();
+    return found;
+}
+
+template <typename Item, typename Read> std::vector<Item> list(PyObject *tuple, Read read) {
+    TORCH_CHECK_TYPE(PyTuple_Check(tuple), "expected a tuple");
+    std::vector<Item> found;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++) found.push_back(read(PyTuple_GET_ITEM(tuple, i)));
+    return found;
+}
+
+std::vector<int64_t> numbers(PyObject *tuple) { return list<int64_t>(tuple, number); }
+
+Buffer buffer(PyObject *item) { return PyTuple_Check(item) ? Buffer{-1, numbers(item)} : Buffer{number(item), {}}; }
+
+Pass pass(PyObject *item) {
+    TORCH_CHECK_TYPE(PyTuple_Check(item) && PyTuple_GET_SIZE(item) == 4, "expected a pass");
+    return {numbers(PyTuple_GET_ITEM(item, 0)), list<Buffer>(PyTuple_GET_ITEM(item, 1), buffer),
+            reinterpret_cast<const void *>(number(PyTuple_GET_ITEM(item, 2))),
+            static_cast<int>(number(PyTuple_GET_ITEM(item, 3)))};
+}
+
+Gradient gradient(PyObject *item) {
+    const auto all = numbers(item);
+    return {all.at(0), all.at(1), all.at(2)};
+}
+
+Tensor tensor(PyObject *item) {
+    TORCH_CHECK_TYPE(THPVariable_Check(item), "expected a tensor");
+    return THPVariable_Unpack(item);
+}
+
+/* make(inputs, forward, backward, x, statistics, saved, gradients, kernels, again): return a chain for inputs like
+   these. */
+PyObject *make(PyObject *, PyObject *arguments) {
+    HANDLE_TH_ERRORS
+    PyObject *inputs, *forward, *backward, *saved, *gradients, *kernels, *again;
+    long long x, statistics;
+    if (!PyArg_ParseTuple(arguments, "OOOLLOOOO", &inputs, &forward, &backward, &x, &statistics, &saved, &gradients,
+                          &kernels, &again))
+        return nullptr;
+    auto chain = c10::make_intrusive<Chain>();
+    const auto given = list<Tensor>(inputs, tensor);
+    for (const auto &one : given) chain->dtypes.push_back(one.scalar_type());
+    chain->device = static_cast<int>(given.at(0).get_device());
+    chain->forward = list<Pass>(forward, pass);
+    chain->backward = pass(backward);
+    chain->x = x, chain->statistics = statistics;
+    chain->saved = numbers(saved);
+    chain->gradients = list<Gradient>(gradients, gradient);
+    Py_INCREF(kernels), Py_INCREF(again);
+    chain->kernels = kernels, chain->again = again;
+    return PyCapsule_New(chain.release(), NAME, [](PyObject *capsule) {
+        ChainPtr::reclaim(static_cast<Chain *>(PyCapsule_GetPointer(capsule, NAME)));
+    });
+    END_HANDLE_TH_ERRORS
+}
+
+/* apply(chain, *inputs): return x and its statistics; None if the chain does not support the inputs. */
+PyObject *apply(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
+    HANDLE_TH_ERRORS
+    TORCH_CHECK_TYPE(count > 0, "expected a chain");
+    auto *pointer = static_cast<Chain *>(PyCapsule_GetPointer(arguments[0], NAME));
+    if (!pointer) return nullptr;
+    const auto chain = ChainPtr::reclaim_copy(pointer);
+    std::vector<Tensor> inputs;
+    inputs.reserve(count - 1);
+    TORCH_CHECK_VALUE(static_cast<size_t>(count - 1) == chain->dtypes.size(), "expected ", chain->dtypes.size(), " inputs");
+    for (Py_ssize_t i = 1; i < count; i++) {
+        inputs.push_back(tensor(arguments[i]));
+        const auto &one = inputs.back();
+        if (one.scalar_type() != chain->dtypes[i - 1] || one.get_device() != chain->device || one._is_zerotensor() ||
+            one.is_neg() || one._fw_grad(0).defined())
+            Py_RETURN_NONE;
+    }
+    if (!are_aligned(*chain, inputs)) Py_RETURN_NONE;
+    const auto found = Site::apply(at::TensorList(inputs), chain);
+    PyObject *x = THPVariable_Wrap(found[0]), *statistics = THPVariable_Wrap(found[1]);
+    PyObject *both = PyTuple_Pack(2, x, statistics);
+    Py_DECREF(x), Py_DECREF(statistics);
+    return both;
+    END_HANDLE_TH_ERRORS
+}
+
+/* connect(launch, check, error_text, current_stream): set the addresses of the functions that this file calls. */
+PyObject *connect(PyObject *, PyObject *arguments) {
+    unsigned long long launch, check, error_text, current_stream;
+    if (!PyArg_ParseTuple(arguments, "KKKK", &launch, &check, &error_text, &current_stream)) return nullptr;
+    driver.launch = reinterpret_cast<decltype(driver.launch)>(launch);
+    driver.check = reinterpret_cast<decltype(driver.check)>(check);
+    driver.error_text = reinterpret_cast<decltype(driver.error_text)>(error_text);
+    driver.current_stream = reinterpret_cast<decltype(driver.current_stream)>(current_stream);
+    Py_RETURN_NONE;
+}
+
+PyMethodDef methods[] = {
+    {"make", make, METH_VARARGS, nullptr},
+    {"apply", reinterpret_cast<PyCFunction>(reinterpret_cast<void *>(apply)), METH_FASTCALL, nullptr},
+    {"connect", connect, METH_VARARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "chain", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit_chain() { return PyModule_Create(&module); }

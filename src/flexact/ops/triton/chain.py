@@ -1,0 +1,100 @@
+"""Describes a site as a chain of passes, which the extension runs as one node of autograd, without Python.
+
+A chain has its inputs, the passes of the forward, and one pass of the backward. Tensors are numbered: the inputs, then
+the buffers of each pass of the forward. The backward takes δ, the gradient of x, and the saved tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexact.ops.triton.passes import Pass
+
+Dtypes = tuple[torch.dtype, ...]
+
+
+class Chain:
+    """A chain for inputs of one size, layout and dtype.
+
+    inputs: the number of inputs. Those that have gradients come first.
+    again: computes the gradients from δ and the saved tensors if the backward runs with create_graph=True.
+    """
+
+    def __init__(self, inputs: int, again: Callable[..., tuple[Tensor | None, ...]]) -> None:
+        self.inputs, self.again = inputs, again
+        self._count = inputs
+        self._forward: list[tuple[Pass, Sequence[int]]] = []
+        self._native: dict[int, Any] = {}
+
+    def add(self, steps: Pass, takes: Sequence[int]) -> list[int]:
+        """Add a pass to the forward. takes: the numbers of its inputs. Return the numbers of its outputs."""
+        self._forward.append((steps, takes))
+        outputs = [takes[i] if i < steps.inputs else self._count + i - steps.inputs for i in steps.outputs]
+        self._count += len(steps.buffers)
+        return outputs
+
+    def finish(
+        self,
+        x: int,
+        statistics: int,
+        backward: Pass,
+        takes: Sequence[int],
+        gradients: Sequence[tuple[int, int, int]],
+        also_saved: Sequence[int] = (),
+    ) -> None:
+        """Set the outputs and the backward.
+
+        takes: the numbers of the tensors that the backward takes after δ; the first one has the layout of δ.
+        gradients: of each of the first inputs the output of the backward that its gradient is part of, the offset of
+        that part, and its length, or 0 for the whole output.
+        also_saved: the numbers of more tensors that `again` needs.
+        """
+        self._x, self._statistics, self._backward = x, statistics, backward
+        self._saved = tuple(dict.fromkeys([*takes, *also_saved]))
+        self._backward_takes = (0, *[1 + self._saved.index(number) for number in takes])
+        self._gradients = tuple([(backward.outputs[output], *part) for output, *part in gradients])
+
+    def native(self, extension: Any, inputs: Sequence[Tensor]) -> Any:
+        """Return the extension's form of this chain for inputs like these; None until all kernels are compiled."""
+        device = inputs[0].get_device()
+        if device not in self._native:
+            made = self._made(extension, inputs)
+            if made is None:
+                return None
+            self._native[device] = made
+        return self._native[device]
+
+    def _made(self, extension: Any, inputs: Sequence[Tensor]) -> Any:
+        device, dtypes = inputs[0].get_device(), [tensor.dtype for tensor in inputs]
+        passes = []
+        for steps, takes in self._forward:
+            own = _dtypes(steps, [dtypes[i] for i in takes])
+            dtypes += own[steps.inputs :]
+            passes.append((steps, takes, own))
+        saved = [dtypes[number] for number in self._saved]
+        given = [saved[0], *saved]  # δ has the dtype of the first one
+        taken = _dtypes(self._backward, [given[i] for i in self._backward_takes])
+        passes.append((self._backward, self._backward_takes, taken))
+        described, kernels = [], []
+        for steps, takes, own in passes:
+            prepared = steps.launches.prepared(device, own)
+            if prepared is None:
+                return None
+            kernels.append(prepared)
+            described.append((tuple(takes), tuple(steps.buffers), prepared.address, prepared.count))
+        return extension.make(
+            tuple(inputs), tuple(described[:-1]), described[-1], self._x, self._statistics, self._saved,
+            self._gradients, tuple(kernels), self.again,
+        )  # fmt: skip
+
+
+def _dtypes(steps: Pass, given: Sequence[torch.dtype]) -> Dtypes:
+    """Return the dtypes of the inputs and the buffers of a pass."""
+    found = list(given)
+    for buffer in steps.buffers:
+        found.append(found[buffer] if isinstance(buffer, int) else torch.float32)
+    return tuple(found)

@@ -1,0 +1,196 @@
+"""Runs sites in the extension (`extension`), as chains of passes (`chain`).
+
+Both functions return None where the extension does not run: as long as it or a kernel is not compiled, without
+gradients, in a trace, and for rare inputs. The functions of `autograd` then run, which launch the same kernels.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flexact.ops import operators
+from flexact.ops.blending import Blending
+from flexact.ops.closed_form import dense
+from flexact.ops.triton import extension, kernels
+from flexact.ops.triton.chain import Chain
+from flexact.ops.triton.moments import Running, moments_pass
+from flexact.ops.triton.routed import NOT_FUSED, Fusing, backward_pass, forward_pass
+
+MOST_CHAINS = 1024
+"""Number of cached chains at which the cache is emptied. A momentum that changes every step adds one each time."""
+
+_chains: dict[Hashable, Chain] = {}
+_needs_python = False
+"""Whether a backward ran with create_graph=True. The functions in Python are faster at that."""
+
+
+class BatchNorm(NamedTuple):
+    """A batch norm that uses the statistics of the batch."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+    running: Running | None
+    momentum: float | None
+    eps: float
+
+    @property
+    def key(self) -> Hashable:
+        dtype = None if self.weight is None else self.weight.dtype
+        return dtype, self.running is None, self.momentum, self.eps
+
+    @property
+    def kind(self) -> int:
+        return int((kernels.NORMALISED if self.weight is None else kernels.AFFINE).value)
+
+
+def routed(h: Tensor, logits: Tensor, blending: Blending) -> tuple[Tensor, Tensor] | None:
+    """Return the routed activation of h and its statistics."""
+    module = _extension(h, blending)
+    if module is None or _needs_python or not (h.requires_grad or logits.requires_grad) or dense(h) is not h:
+        return None
+    _, p, temperature, keys, alive, channel_dim, statistics = blending
+    layout = h.numel() if p.shape[0] == 1 else (h.shape, h.stride(), channel_dim)
+    key = (layout, h.dtype, keys, alive, statistics, logits.requires_grad)
+    chain = _chains.get(key) or _added(key, _routed_chain(h, blending, logits.requires_grad))
+    return _applied(module, chain, (h, logits, p, temperature))
+
+
+def normalised(
+    y: Tensor, logits: Tensor, norm: BatchNorm, residual: Tensor | None, other: BatchNorm | None, blending: Blending
+) -> tuple[Tensor, Tensor] | None:
+    """Return the routed activation of norm(y) + residual and its statistics, and update the running statistics.
+
+    other: the batch norm of the residual, if it has one.
+    """
+    module = _extension(y, blending)
+    if module is None:
+        return None
+    _, p, temperature, keys, alive, _, statistics = blending
+    norms = norm.key, residual is None, other and other.key
+    key = (y.shape, y.stride(), y.dtype, norms, p.shape, keys, alive, statistics, logits.requires_grad)
+    chain = _chains.get(key)
+    if chain is None:
+        chain = _added(key, _normalised_chain(y, norm, residual, other, blending, logits.requires_grad))
+    inputs = [y, logits]
+    for one in (norm.weight, norm.bias, residual, *((other.weight, other.bias) if other else ())):
+        if one is not None:
+            inputs.append(one)
+    inputs += (p, temperature, *(norm.running or ()), *((other.running or ()) if other else ()))
+    return _applied(module, chain, inputs)
+
+
+def _extension(h: Tensor, blending: Blending) -> Any:
+    """Return the extension if it is compiled and supports an input."""
+    if blending.weights is not blending.probabilities or h.numel() == 0 or not torch.is_grad_enabled():
+        return None
+    module = extension.ready()
+    return None if module is None or operators.is_traced(h) else module
+
+
+def _applied(module: Any, chain: Chain, inputs: Any) -> tuple[Tensor, Tensor] | None:
+    native = chain.native(module, inputs)
+    if native is None:
+        return None
+    found: tuple[Tensor, Tensor] | None = module.apply(native, *inputs)
+    return found
+
+
+def _added(key: Hashable, chain: Chain) -> Chain:
+    if len(_chains) >= MOST_CHAINS:
+        _chains.clear()
+    _chains[key] = chain
+    return chain
+
+
+def _routed_chain(h: Tensor, blending: Blending, need_logits: bool) -> Chain:
+    h_at, logits_at, p, temperature = range(4)
+    again = functools.partial(_routed_again, blending.keys, blending.alive, blending.channel_dim)
+    chain = Chain(4, again)
+    x, statistics = chain.add(forward_pass(h, blending, NOT_FUSED), (h_at, p))
+    backward = backward_pass(h, blending, need_logits, NOT_FUSED)
+    count = blending.weights.numel() if need_logits else 0
+    chain.finish(x, statistics, backward, (h_at, p, p, temperature), ((0, 0, 0), (1, 0, count)), (logits_at,))
+    return chain
+
+
+def _normalised_chain(
+    y: Tensor,
+    norm: BatchNorm,
+    residual: Tensor | None,
+    other: BatchNorm | None,
+    blending: Blending,
+    need_logits: bool,
+) -> Chain:
+    names = ["y", "logits"]
+    names += ["weight", "bias"] if norm.weight is not None else []
+    names += ["residual"] if residual is not None else []
+    names += ["other weight", "other bias"] if other is not None and other.weight is not None else []
+    with_gradient = list(names)
+    names += ["p", "temperature"]
+    names += _running("") if norm.running is not None else []
+    names += _running("other ") if other is not None and other.running is not None else []
+    at = {name: number for number, name in enumerate(names)}
+    chain = Chain(len(names), _normalised_again)
+
+    def moments(tensor: Tensor, name: str, own: BatchNorm, prefix: str) -> int:
+        steps = moments_pass(tensor, own.running is not None, own.momentum, own.eps)
+        takes = [at[name], *([at[one] for one in _running(prefix)] if own.running is not None else [])]
+        return chain.add(steps, takes)[0]
+
+    found = moments(y, "y", norm, "")
+    tensors = [found, at.get("weight", found), at.get("bias", found)]
+    kind = kernels.ABSENT.value if residual is None else kernels.PLAIN.value
+    if other is not None and residual is not None:
+        found, kind = moments(residual, "residual", other, "other "), other.kind
+        tensors += [found, at.get("other weight", tensors[0]), at.get("other bias", tensors[0])]
+    else:
+        tensors += tensors
+    tensors = [at.get("residual", tensors[0]), *tensors]
+    fusing = Fusing(True, (norm.kind, kind))
+    x, statistics = chain.add(forward_pass(y, blending, fusing), (at["y"], at["p"], *tensors))
+    backward = backward_pass(y, blending, need_logits, fusing)
+    channels = y.shape[1]
+    sums = 3 if other is not None else 2
+    parts = {
+        "y": (0, 0, 0),
+        "logits": (1, sums * channels, blending.weights.numel()),
+        "bias": (1, 0, channels),
+        "weight": (1, channels, channels),
+        "residual": (2, 0, 0),
+        "other weight": (1, 2 * channels, channels),
+        "other bias": (1, 0, channels),
+    }
+    takes = (at["y"], at["p"], at["p"], at["temperature"], *tensors)
+    chain.finish(x, statistics, backward, takes, [parts[name] for name in with_gradient])
+    return chain
+
+
+def _running(prefix: str) -> list[str]:
+    return [f"{prefix}running {name}" for name in ("mean", "variance", "batches")]
+
+
+def _routed_again(
+    keys: tuple[str, ...], alive: tuple[int, ...], channel_dim: int, delta: Tensor, *saved: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients with respect to h and the logits for a backward with create_graph=True."""
+    global _needs_python
+    from flexact.ops.triton import autograd
+
+    _needs_python = True
+    h, p, temperature, logits = saved
+    blending = Blending(p, p, temperature, keys, alive, channel_dim, False)
+    x, _ = autograd.routed(h, logits, blending)
+    needed = [tensor for tensor in (h, logits) if tensor.requires_grad]
+    found = iter(torch.autograd.grad(x, needed, delta, create_graph=True))
+    return tuple([next(found) if tensor.requires_grad else None for tensor in (h, logits)])
+
+
+def _normalised_again(*_: Tensor) -> tuple[Tensor | None, ...]:
+    from flexact.ops.triton import autograd
+
+    raise autograd.no_second_derivative()

@@ -1,0 +1,132 @@
+"""The extension computes the same as the functions in Python, to the bit.
+
+Without a GPU, the extension calls back into Python for every launch, which runs the kernel in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import flexact
+from flexact.errors import FlexActError
+from flexact.ops.triton import extension, nodes
+from flexact.ops.triton.launch import Dtypes, Launches
+
+CANDIDATES = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
+ELEMENTS = 2**16
+"""Length of the views of the tensors; the kernels do not access more."""
+
+
+class Kernels:
+    """Stands in for compiled kernels: the extension gets its address, and calls `launch` with it."""
+
+    by_address: dict[int, Kernels] = {}
+    launched = 0
+
+    def __init__(self, launches: Launches, dtypes: Dtypes) -> None:
+        self.launches, self.dtypes, self.count = launches, dtypes, len(launches.steps)
+        self._own = ctypes.c_char()
+        self.address = ctypes.addressof(self._own)
+        Kernels.by_address[self.address] = self
+
+    def launch(self, addresses: list[int]) -> None:
+        Kernels.launched += 1
+        tensors = []
+        for address, dtype in zip(addresses, self.dtypes, strict=True):
+            memory = (ctypes.c_char * (ELEMENTS * dtype.itemsize)).from_address(address)
+            tensors.append(torch.frombuffer(memory, dtype=dtype))
+        for launch, places in self.launches.steps:
+            launch.run([tensors[i] for i in places])
+
+
+def _launch(kernels: int, _count: int, addresses: Any, _device: int, _stream: int) -> int:
+    own = Kernels.by_address[kernels]
+    own.launch(addresses[: len(own.dtypes)])
+    return 0
+
+
+_LAUNCH = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(ctypes.c_uint64), ctypes.c_int, ctypes.c_void_p
+)(_launch)
+_CHECK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)(lambda *_: 0)
+
+
+@pytest.fixture(scope="module")
+def module() -> Any:
+    if not extension.compiler():
+        pytest.skip("there is no C++ compiler")
+    module = extension.compiled()
+    module.connect(*[ctypes.cast(function, ctypes.c_void_p).value for function in (_LAUNCH, _CHECK)], 0, 0)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def _with_extension(module: Any, triton_kernels: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(extension, "_module", module)
+    monkeypatch.setattr(nodes, "_needs_python", False)
+    monkeypatch.setattr(nodes, "_chains", {})
+    prepared = {}
+
+    def of(launches: Launches, device: int, dtypes: Dtypes) -> Kernels:
+        return prepared.setdefault((launches, dtypes), Kernels(launches, dtypes))
+
+    monkeypatch.setattr(Launches, "prepared", of)
+    Kernels.launched = 0
+    yield
+
+
+class Block(nn.Module):
+    def __init__(self, channels: int = 6) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.BatchNorm2d(channels) for _ in range(3))
+        self.act1, self.act2, self.act3 = nn.ReLU(), nn.ReLU(), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.act1(self.first(x))
+        h = self.act2(self.second(h) + x)
+        return self.act3(self.third(h) + self.first(x))
+
+
+def trained(network: nn.Module, x: Tensor, enabled: bool, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """Return everything that two steps of training compute."""
+    with monkeypatch.context() as patch:
+        if not enabled:
+            patch.setattr(extension, "ready", lambda: None)
+        own = copy.deepcopy(network)
+        optimizer = torch.optim.SGD(flexact.param_groups(own), lr=0.1)
+        schedule = flexact.Schedule(own, 10_000, optimizer)
+        found = []
+        for _ in range(2):
+            inputs = x.clone().requires_grad_()
+            out = own(inputs)
+            (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
+            found += [out, inputs.grad, *[p.grad for p in own.parameters() if p.grad is not None]]
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+    return [*found, *own.state_dict().values()]
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize("granularity", ["layer", "channel"])
+def test_training_is_identical(
+    fuse: bool, channels_last: bool, granularity: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    config = flexact.FlexConfig(candidates=CANDIDATES, granularity=granularity)
+    network = flexact.convert(Block(), config=config, fuse=fuse, example_inputs=torch.randn(2, 6, 3, 3))
+    x = torch.randn(4, 6, 5, 5).to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    expected = trained(network, x, False, monkeypatch)
+    assert Kernels.launched == 0
+    found = trained(network, x, True, monkeypatch)
+    assert Kernels.launched > 0
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
