@@ -28,7 +28,7 @@ from flexact.ops.blending import Blending
 from flexact.ops.native import routed as native
 from flexact.ops.operators import Implementation
 
-__all__ = ["routed_activation"]
+__all__ = ["activated", "routed_activation"]
 
 _COMPILERS = ("torch._inductor", "torch._dynamo")
 
@@ -56,9 +56,14 @@ def routed_activation(
     rows is 1 for the layer, or the size of h's `channel_dim`.
     """
     blending = Blending(weights, probabilities, temperature, keys, tuple(alive), channel_dim, statistics)
+    return activated(h, logits, blending)
+
+
+def activated(h: Tensor, logits: Tensor, blending: Blending) -> tuple[Tensor, Tensor]:
+    """Return the result of `routed_activation`."""
     if differentiable.transforming():
-        return differentiable.routed_activation(h, logits, blending), weights.new_empty(0)
-    if runs_fused(h, keys, alive):
+        return differentiable.routed_activation(h, logits, blending), blending.weights.new_empty(0)
+    if runs_fused(h, blending.keys, blending.alive):
         from flexact.ops.triton import autograd as triton_autograd  # needs Triton
 
         return triton_autograd.routed(h, logits, blending)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from flexact.candidates.registry import lookup
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError
-from flexact.ops import routed_activation
+from flexact.ops import activated
 from flexact.ops.blending import Blending
 from flexact.ops.differentiable import is_wrapped, transforming
 from flexact.routing.corrections import normalised_blend
@@ -76,7 +76,7 @@ class FlexAct(Site):
             noise = self._own(self.router.noise) if self.training else torch.zeros_like(p)
             alive = self.dropped_at < 0
             return normalised_blend(h, self.logits, alive, noise, temperature, keys, hard, channel_dim)
-        x, sensitivity = routed_activation(h, self.logits, *routing)
+        x, sensitivity = activated(h, self.logits, routing)
         self.gather(routing, sensitivity)
         return x
 
@@ -88,7 +88,7 @@ class FlexAct(Site):
                 f"{self.label} got {got}; activations need a real floating-point tensor "
                 "(float64, float32, bfloat16 or float16). Convert it first, for example with h.float()."
             )
-        if h.device != self.logits.device:
+        if h.device != self._buffers["temperature"].device:  # type: ignore[union-attr]  # faster than an attribute
             raise FlexActError(
                 f"{self.label} is on {self.logits.device} but got a tensor on {h.device}; move the model or the "
                 "tensor, for example with model.to(h.device)."
@@ -118,7 +118,8 @@ class FlexAct(Site):
             if torch.compiler.is_compiling() or self.width != width:
                 self.width = width
             policy = self.config.policy
-            hard, temperature, statistics = policy.forward == "hard", self.temperature, policy.uses_kl
+            hard, statistics = policy.forward == "hard", policy.uses_kl
+            temperature: Tensor = self._buffers["temperature"]  # type: ignore[assignment]  # faster than an attribute
         else:
             hard, temperature, statistics = self.config.eval == "pick", torch.ones_like(self.temperature), False
         if self.committed:

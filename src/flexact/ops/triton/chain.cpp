@@ -47,6 +47,7 @@ struct Gradient {
 
 struct Chain : torch::CustomClassHolder {
     std::vector<at::ScalarType> dtypes; /* of the inputs */
+    std::vector<bool> aligned;          /* whether the address of an input must be a multiple of 16 */
     int device;
     std::vector<Pass> forward;
     Pass backward; /* its inputs are the gradient of x and the saved tensors */
@@ -66,13 +67,7 @@ struct Chain : torch::CustomClassHolder {
 
 using ChainPtr = c10::intrusive_ptr<Chain>;
 
-std::vector<uint64_t> addresses(const std::vector<Tensor> &tensors) {
-    std::vector<uint64_t> found;
-    found.reserve(tensors.size());
-    for (const auto &tensor : tensors)
-        found.push_back(tensor.defined() ? reinterpret_cast<uint64_t>(tensor.data_ptr()) : 0);
-    return found;
-}
+uint64_t address(const Tensor &tensor) { return reinterpret_cast<uint64_t>(tensor.data_ptr()); }
 
 void add_buffers(const Pass &pass, std::vector<Tensor> &tensors) {
     const auto options = tensors[0].options().requires_grad(false).dtype(at::kFloat);
@@ -84,7 +79,10 @@ void add_buffers(const Pass &pass, std::vector<Tensor> &tensors) {
 int launch(const Pass &pass, const std::vector<Tensor> &tensors, int device) {
     void *stream = nullptr;
     if (driver.current_stream) driver.current_stream(device, &stream);
-    const int error = driver.launch(pass.kernels, pass.count, addresses(tensors).data(), device, stream);
+    std::vector<uint64_t> addresses;
+    addresses.reserve(tensors.size());
+    for (const auto &one : tensors) addresses.push_back(address(one));
+    const int error = driver.launch(pass.kernels, pass.count, addresses.data(), device, stream);
     TORCH_CHECK(!error || error == MISALIGNED, "CUDA error: ", driver.error_text(error));
     return error;
 }
@@ -96,20 +94,24 @@ std::vector<Tensor> taken(const Pass &pass, const std::vector<Tensor> &every) {
     return found;
 }
 
-/* Whether all kernels support the addresses of the inputs; those of buffers, and of the gradient of x, are aligned. */
-bool are_aligned(const Chain &chain, at::TensorList inputs) {
-    std::vector<Tensor> every(inputs.begin(), inputs.end());
-    for (const auto &pass : chain.forward) {
-        every.resize(every.size() + pass.buffers.size());
-        auto own = taken(pass, every);
+/* Whether a kernel needs an address of an input that is a multiple of 16. */
+bool must_be_aligned(const Chain &chain, size_t input) {
+    std::vector<uint64_t> every(chain.dtypes.size(), 0);
+    every[input] = 8;
+    const auto fails = [](const Pass &pass, const std::vector<uint64_t> &from) {
+        std::vector<uint64_t> own;
+        for (const auto position : pass.takes) own.push_back(from[position]);
         own.resize(own.size() + pass.buffers.size());
-        if (driver.check(pass.kernels, pass.count, addresses(own).data())) return false;
+        return driver.check(pass.kernels, pass.count, own.data()) != 0;
+    };
+    bool found = false;
+    for (const auto &pass : chain.forward) {
+        found |= fails(pass, every);
+        every.resize(every.size() + pass.buffers.size());
     }
-    std::vector<Tensor> saved(1);
+    std::vector<uint64_t> saved(1);
     for (const auto position : chain.saved) saved.push_back(every[position]);
-    auto own = taken(chain.backward, saved);
-    own.resize(own.size() + chain.backward.buffers.size());
-    return !driver.check(chain.backward.kernels, chain.backward.count, addresses(own).data());
+    return found || fails(chain.backward, saved);
 }
 
 /* Return the gradients of a backward with create_graph=True, from Python. */
@@ -239,6 +241,7 @@ PyObject *make(PyObject *, PyObject *arguments) {
     chain->x = x, chain->statistics = statistics;
     chain->saved = numbers(saved);
     chain->gradients = list<Gradient>(gradients, gradient);
+    for (size_t i = 0; i < given.size(); i++) chain->aligned.push_back(must_be_aligned(*chain, i));
     Py_INCREF(kernels), Py_INCREF(again);
     chain->kernels = kernels, chain->again = again;
     return PyCapsule_New(chain.release(), NAME, [](PyObject *capsule) {
@@ -261,10 +264,10 @@ PyObject *apply(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
         inputs.push_back(tensor(arguments[i]));
         const auto &one = inputs.back();
         if (one.scalar_type() != chain->dtypes[i - 1] || one.get_device() != chain->device || one._is_zerotensor() ||
-            one.is_neg() || one._fw_grad(0).defined())
+            one.is_neg() || one._fw_grad(0).defined() || (chain->aligned[i - 1] && address(one) % 16))
             Py_RETURN_NONE;
     }
-    if (!are_aligned(*chain, inputs)) Py_RETURN_NONE;
+    if (!inputs[0].is_non_overlapping_and_dense()) Py_RETURN_NONE;
     const auto found = Site::apply(at::TensorList(inputs), chain);
     PyObject *x = THPVariable_Wrap(found[0]), *statistics = THPVariable_Wrap(found[1]);
     PyObject *both = PyTuple_Pack(2, x, statistics);

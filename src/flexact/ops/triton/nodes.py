@@ -15,7 +15,6 @@ from torch import Tensor
 
 from flexact.ops import operators
 from flexact.ops.blending import Blending
-from flexact.ops.closed_form import dense
 from flexact.ops.triton import extension, kernels
 from flexact.ops.triton.chain import Chain
 from flexact.ops.triton.moments import Running, moments_pass
@@ -51,7 +50,7 @@ class BatchNorm(NamedTuple):
 def routed(h: Tensor, logits: Tensor, blending: Blending) -> tuple[Tensor, Tensor] | None:
     """Return the routed activation of h and its statistics."""
     module = _extension(h, blending)
-    if module is None or _needs_python or not (h.requires_grad or logits.requires_grad) or dense(h) is not h:
+    if module is None or _needs_python or not (h.requires_grad or logits.requires_grad):
         return None
     _, p, temperature, keys, alive, channel_dim, statistics = blending
     layout = h.numel() if p.shape[0] == 1 else (h.shape, h.stride(), channel_dim)
