@@ -22,11 +22,11 @@ Values = Mapping[Key, float]
 
 
 def table(folder: Path) -> str:
-    """Return the table, and a line for each device that says how its column was made."""
+    """Return the table, and a sentence for each device that says how its column was made."""
     files = {device: _read(folder / name) for device, name in COLUMNS.items()}
     columns = [{(row["case"], row["quantity"]): float(row["value"]) for row in rows} for rows in files.values()]
     lines = [[line.title, _goals(line.entries), *(_cell(line, values) for values in columns)] for line in LINES]
-    made = [f"- {device}: {_made(rows)}" for device, rows in files.items()]
+    made = [f"{device}: {_made(rows)}." for device, rows in files.items()]
     return "\n".join([markdown(["", "goal", *COLUMNS], lines), "", *made])
 
 
@@ -57,7 +57,7 @@ def _value(key: Key, digits: int, values: Values) -> str:
     value = values.get(key, math.nan)
     if math.isnan(value):
         return _DASH
-    text = f"{value + 0.0:.{digits}f}"
+    text = f"{round(value, digits) + 0.0:.{digits}f}"  # a sum that cancels is not shown as -0.00
     return f"**{text}**" if value > goal(key, values) else text
 
 

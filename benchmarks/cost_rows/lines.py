@@ -78,14 +78,18 @@ LINES = (
     Line("physics-informed network, a trial: step / run", _network("physics-trial", 1.5, 1.5)),
     Line("the same, a blend: step / run", _network("physics-blend", 1.5, 1.5)),
     Line("a call of a site beyond that of a ReLU, µs", [Entry(sites.CALL, 60.0)], digits=0),
-    Line("the policy's work per step, 8 sites, ms", [Entry((sites.POLICY, phase), 0.15) for phase in sites.PHASES], 3),
+    Line(
+        "policy, 8 sites, ms: logits move / hold still / a trial / committed",
+        [Entry((sites.POLICY, phase), 0.15) for phase in sites.PHASES],
+        3,
+    ),
     Line("custom candidate, 2²⁰ + 1 elements: longest first step of a round, s", [Entry(first_run.STALL, 1.0)]),
     Line("first run, `fuse=True` / default: wait for builds at drops, s", _waits(first_run.DROPS, NOTHING)),
     Line("the same, at the commitment, s", _waits(first_run.COMMITMENT, NOTHING)),
     Line("the same, in evaluations, s", _waits(first_run.EVALUATIONS, NOTHING)),
-    Line("first run on a GPU, at the first three steps, s", _waits(first_run.FIRST["cuda"])),
+    Line("the same on a GPU, at the first three steps, s", _waits(first_run.FIRST["cuda"])),
     Line(
-        "first run on a CPU: wait at the first three steps, s",
+        "first run on a CPU, at the first three steps, s",
         [Entry((first_run.DEFAULT, first_run.FIRST["cpu"]), 1.0)],
     ),
 )

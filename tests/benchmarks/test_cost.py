@@ -270,6 +270,12 @@ def test_only_does_not_overwrite_the_complete_file(
         assert message in capsys.readouterr().err
 
 
+def test_the_table_shows_no_negative_zero(benchmark: Benchmark) -> None:
+    key = ("first run", "drops, s")
+    assert benchmark("cost_table")._value(key, 2, {key: -0.003}) == "0.00"
+    assert benchmark("cost_table")._value(key, 2, {key: 0.3}) == "**0.30**"
+
+
 def test_the_table_marks_what_misses_its_goal(
     benchmark: Benchmark, two_parts: Callable[[], dict[str, Any]], tmp_path: Path
 ) -> None:
