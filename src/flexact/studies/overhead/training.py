@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flexact import FlexAct, FlexConfig, Schedule, convert, param_groups, penalty
+from flexact import FlexAct, FlexConfig, Schedule, convert, param_groups
 from flexact.candidates.registry import lookup
 from flexact.config import PAPER_CANDIDATES
 from flexact.errors import FlexActError
@@ -145,11 +145,11 @@ class Training:
 
     def _on_device(self) -> None:
         """Run everything that a graph captures."""
-        dispatch.use(WAYS[self.way].kernels)  # the step of another network may have selected others
+        kernels = WAYS[self.way].kernels
+        if dispatch.wanted() != kernels:  # the step of another network selected others
+            dispatch.use(kernels)  # asks again what runs on the device, which takes longer than a small kernel
         with autocast(self.batch.device, self.batch.dtype == torch.bfloat16):
             loss = F.cross_entropy(self.forward(self.batch.images), self.batch.labels)
-            if self.schedule is not None:
-                loss = loss + penalty(self.network)
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -1,0 +1,1 @@
+"""The rows of `benchmarks/cost.py`, one file per group."""
