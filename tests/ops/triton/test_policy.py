@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import functools
 import runpy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,14 +22,15 @@ from torch import Tensor, nn
 import flexact
 from configs import flat
 from flexact import FlexAct, FlexConfig, Policy
-from flexact.ops import dispatch
-from flexact.ops.triton import policy as policy_kernels
-from flexact.ops.triton.launch import CannotBuild, Launch
+from flexact.ops import dispatch, policy_kernels
+from flexact.ops.triton import policy as triton_policy
+from flexact.ops.triton.launch import CannotBuild, Launches
 from flexact.policy import logit_updates as policy
 from flexact.policy.evidence import RoundStatistics
 from flexact.policy.optimizers import Step
 from flexact.routing import call_statistics as gathering
 from flexact.routing.sites import bind
+from kernels import using
 
 count = runpy.run_path(str(Path(__file__).parents[3] / "benchmarks" / "launches.py"))["count"]
 pytestmark = [
@@ -58,10 +58,7 @@ POLICIES: list[dict[str, Any]] = [
 ]
 
 
-@contextmanager
-def plain_torch() -> Iterator[None]:
-    with mock.patch.object(dispatch, "_forced", "closed_form"):
-        yield
+plain_torch = functools.partial(using, "closed_form")
 
 
 class Sites:
@@ -265,7 +262,7 @@ def test_the_policy_equals_plain_torchs_for_any_input(
     states = []
     for forced in ("triton", "closed_form"):
         sites = Sites(device, seed, sizes=((4, 1), (3, 2)), logit_step=logit_step, **changes)
-        with mock.patch.object(dispatch, "_forced", forced):
+        with using(forced):
             for step in range(2):
                 sites.draw(step)
                 sites.call(*called, scale=statistics)
@@ -328,7 +325,7 @@ def test_a_whole_training_equals_plain_torchs(device: torch.device) -> None:
         model = flexact.convert(model, config=config, share="site")
         optimizer = torch.optim.SGD(flexact.param_groups(model, lr=0.05))
         schedule = flexact.Schedule(model, total_steps=8, optimizer=optimizer)
-        with mock.patch.object(dispatch, "_forced", forced):
+        with using(forced):
             for _ in range(8):
                 ((model(x) - y).square().mean() + flexact.penalty(model)).backward()
                 optimizer.step()
@@ -346,11 +343,11 @@ def test_a_whole_training_equals_plain_torchs(device: torch.device) -> None:
 
 def test_kernels_are_used_for_float32_logits_with_up_to_16_candidates_outside_of_tracing() -> None:
     logits = nn.Parameter(torch.zeros(5))
-    assert policy_kernels.takes(logits, 16)
-    assert not policy_kernels.takes(logits, 17)
-    assert not policy_kernels.takes(logits.double(), 5)
+    assert policy_kernels.chosen(logits, 16) is triton_policy
+    assert policy_kernels.chosen(logits, 17) is None
+    assert policy_kernels.chosen(logits.double(), 5) is None
     with torch._subclasses.FakeTensorMode():
-        assert not policy_kernels.takes(nn.Parameter(torch.zeros(5)), 5)
+        assert policy_kernels.chosen(nn.Parameter(torch.zeros(5)), 5) is None
 
 
 def test_under_the_compiler_plain_torch_is_used(device: torch.device) -> None:
@@ -363,24 +360,21 @@ def test_under_the_compiler_plain_torch_is_used(device: torch.device) -> None:
         sites.router.refresh(training=True)
         return sites.router.p
 
-    with mock.patch.object(Launch, "__call__", launched):
+    with mock.patch.object(Launches, "__call__", launched):
         assert_alike([drawn()], [expected])
     launched.assert_not_called()
 
 
-@pytest.mark.filterwarnings("ignore:a Triton kernel failed to build")
 @pytest.mark.parametrize("what", ["draw", "update"])
-def test_plain_torch_is_the_fallback_where_a_kernel_cannot_be_built(
-    what: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plain_torch_is_the_fallback_where_a_kernel_cannot_be_built(what: str, device: torch.device) -> None:
     ours, theirs = Sites(device), Sites(device)
     with plain_torch():
         one_step(theirs, 1)
-    with mock.patch.object(policy_kernels, what, side_effect=CannotBuild("no such instruction")):
+    broken = mock.patch.object(triton_policy, what, side_effect=CannotBuild("no such instruction"))
+    with using("triton"), broken, pytest.warns(UserWarning, match="failed to build .*no such instruction"):
         one_step(ours, 1)
-    assert dispatch._broken
+        assert dispatch.active(device).name == "closed_form"
     assert_alike(ours.state(), theirs.state())
-    monkeypatch.setattr(dispatch, "_broken", {})
 
 
 # Launches
@@ -391,7 +385,7 @@ def launched(device: torch.device, run: Callable[[], object]) -> int:
     if device.type == "cuda":
         return count(run, device)
     counts_only = mock.patch.object(policy_kernels, "is_traced", return_value=False)  # the counting mode is no tracer
-    with mock.patch.object(Launch, "__call__") as launch, counts_only:
+    with mock.patch.object(Launches, "__call__") as launch, counts_only:
         return count(run, device) + launch.call_count
 
 
@@ -476,23 +470,24 @@ def test_a_cuda_graph_of_both_reads_what_the_schedule_writes(lam: Any) -> None:
 BUILD = """
 import torch
 from itertools import product
-from flexact.ops.triton import policy as policy_kernels
-from flexact.ops.triton.launch import Launch
+from flexact.ops.triton import driver, policy as policy_kernels
+from flexact.ops.triton.launch import Launches
 from flexact.config import Policy
-from flexact.ops.triton.policy import Tables
+from flexact.ops.policy_kernels import Tables
 
 built = []
 
-def build(launch, *tensors):
-    arguments = (*tensors, *launch.numbers, *launch.constants)
-    compiled = launch.kernel.warmup(*arguments, grid=launch.grid, num_warps=launch.warps)
-    built.append((launch.kernel.fn.__name__, len(compiled.asm["cubin"])))
+def build(launches, *tensors):
+    for launch, places in launches.steps:
+        compiled = launch._compiled([tensors[i] for i in places])
+        assert driver.parameters(compiled, (*places, *launch.arguments)) is not None
+        built.append((launch.kernel.fn.__name__, len(compiled.asm["cubin"])))
 
-Launch.__call__ = build
+Launches.__call__ = build
 rows, k = 17, 5
 table, numbers, one = torch.zeros(rows, k), torch.zeros(rows, 3, dtype=torch.long), torch.ones(())
-running = (table, torch.zeros(rows, 1, dtype=torch.float64), torch.zeros(rows, 2))
-evidence = (torch.zeros(rows, 1), table, torch.zeros(rows, k, k))
+square = torch.zeros(rows, 1, dtype=torch.float64)
+statistics = (table, square, torch.zeros(rows, 2), torch.zeros(rows, 1), table, torch.zeros(rows, k, k))
 policy_kernels.draw(torch.zeros(99), numbers, table > 0, table)
 signs, order = torch.ones(rows, 1), torch.arange(rows)
 for correction, calls, groups, factors in product(("none", "grad_norm_kl"), (1, 2), (1, 4, rows), (None, signs)):
@@ -500,7 +495,7 @@ for correction, calls, groups, factors in product(("none", "grad_norm_kl"), (1, 
     policy = Policy(correction=correction)
     starts = torch.linspace(0, rows, groups + 1).long()
     tables = Tables(numbers, places, order, starts, table > 0, table, table, one.expand(rows, 1), one, one, factors)
-    policy_kernels.update(torch.zeros(999), rows * k, tables, running, evidence, (0.1, 0.01), policy)
+    policy_kernels.update(torch.zeros(999), rows * k, tables, statistics, (0.1, 0.01), policy)
 assert {name for name, size in built if size} == {"_draw", "_update"}
 assert all(size for _, size in built)
 """

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flexact.candidates.registry import lookup, register_candidate
-from flexact.ops import dispatch, reference, routed_activation, runs_fused
+from flexact.ops import reference, routed_activation, runs_fused
 from flexact.ops.blending import Blending
 from flexact.ops.triton import routed as triton
 from flexact.ops.triton import tiles
-from flexact.ops.triton.basis import has_form
+from kernels import using
 
 FIVE = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
 SIXTEEN = (
@@ -497,8 +497,7 @@ def refuse(*_: Any, **__: Any) -> Any:
 
 
 def closed(one: Case) -> Result:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dispatch, "_forced", "closed_form")
+    with using("closed_form"):
         return one.run()
 
 
@@ -515,7 +514,6 @@ def test_a_candidate_without_a_triton_form_uses_the_closed_form_and_warns_once(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(triton, "forward", refuse)
-    has_form.cache_clear()
     register_candidate("wave", torch.sin)
     with caplog.at_level(logging.WARNING, logger="flexact"):
         for name in ("relu", "relu", "tanh"):
@@ -575,7 +573,6 @@ def test_a_dropped_candidate_does_not_contribute_even_where_it_overflows(device:
 
 
 def test_only_alive_candidates_count_and_there_is_room_for_sixteen_columns(device: torch.device) -> None:
-    has_form.cache_clear()
     for k in range(15):
         register_candidate(f"wave_{k}", torch.sin)
     waves, h = [f"wave_{k}" for k in range(15)], spread(20).to(device)

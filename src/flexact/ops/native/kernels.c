@@ -28,6 +28,7 @@ enum {
 #define SELU_ALPHA 1.6732632423543772f
 #define GAUSSIAN 0.3989422804014327f /* 1 / sqrt(2 pi) */
 #define CUBIC 0.044715f
+#define LARGE_SINE 1e8f
 
 /* exp(x) and exp(x) - 1 for x <= 0, both accurate to a few units in the last place. */
 typedef struct {
@@ -133,7 +134,7 @@ typedef struct {
 static void value_and_slope(int function, int size, const Tile *restrict tile, float *restrict firsts,
                             float *restrict seconds) {
     switch (function) {
-    case RELU: EACH(first = h < 0 ? 0 : h; second = h > 0 ? 1 : 0);
+    case RELU: EACH(first = h < 0 ? 0 : h; second = h <= 0 ? 0 : 1);
     case LEAKY_RELU: EACH(second = h > 0 ? 1 : LEAK; first = h * second);
     case SIGMOID: EACH(first = sigmoid(h, e); second = first * (1 - first));
     case TANH: EACH(first = tanh_of(h, m); second = 1 - first * first);
@@ -148,8 +149,8 @@ static void value_and_slope(int function, int size, const Tile *restrict tile, f
                     second = SELU_SCALE * (h > 0 ? 1 : SELU_ALPHA * e));
     case SOFTPLUS: EACH(first = (h < 0 ? 0 : h) + log_of_one_plus(e); second = sigmoid(h, e));
     case HARDSWISH: EACH(const float r = h + 3; first = h * (r < 0 ? 0 : r > 6 ? 6 : r) / 6;
-                         second = h < -3 ? 0 : h > 3 ? 1 : h / 3 + 0.5f);
-    case RELU6: EACH(first = h < 0 ? 0 : h > 6 ? 6 : h; second = h > 0 && h < 6 ? 1 : 0);
+                         second = h <= -3 ? 0 : h >= 3 ? 1 : h / 3 + 0.5f);
+    case RELU6: EACH(first = h < 0 ? 0 : h > 6 ? 6 : h; second = h <= 0 || h >= 6 ? 0 : 1);
     case SOFTSIGN: EACH(const float r = 1 / (1 + fabsf(h)); first = h * r; second = r * r);
     case RELU_SQUARED: EACH(const float r = h < 0 ? 0 : h; first = r * r; second = 2 * r);
     case SINE: EACH(sine_of(h, &first, &second));
@@ -187,6 +188,15 @@ static void second_and_third(int function, int size, const Tile *restrict tile, 
                          first = 0.5f * a.h * i2 + i1; second = 0.5f * a.h * i3 + 1.5f * i2);
     default: EACH(first = 0; second = 0); /* piecewise linear */
     }
+}
+
+/* Replace the sine and the cosine of large numbers, whose multiple of pi / 2 needs more bits than a double has. */
+static void correct_large_sines(int size, const Tile *restrict tile, float sign, float *restrict firsts,
+                                float *restrict seconds) {
+    int any = 0;
+    for (int i = 0; i < size; i++) any |= fabsf(tile->h[i]) > LARGE_SINE;
+    for (int i = 0; any && i < size; i++)
+        if (fabsf(tile->h[i]) > LARGE_SINE) firsts[i] = sign * sinf(tile->h[i]), seconds[i] = sign * cosf(tile->h[i]);
 }
 
 /* The candidates of a sweep that are not dropped, and which one of each pair is blended and which one is summed. */
@@ -248,6 +258,8 @@ static void sweep_chunk(const Plan *plan, const Arrays *arrays, int64_t start, i
                 continue;
             else
                 (plan->higher ? second_and_third : value_and_slope)(plan->functions[k], size, &tile, firsts, seconds);
+            if (plan->functions[k] == SINE)
+                correct_large_sines(size, &tile, plan->higher ? -1 : 1, firsts, seconds);
             if (plan->blended >= 0 && weight != 0) { /* a zero weight masks infinite values */
                 const float *restrict term = pair[plan->blended];
                 for (int i = 0; i < size; i++) blend[i] = weight * term[i] + blend[i];
