@@ -246,6 +246,7 @@ NO_COMPILER = CannotBuild("_forward: OSError: no compiler")
 @pytest.fixture
 def breaking(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[object, str, Exception], None]]:
     """Returns a function that makes a function of a module raise. Triton is disabled for this test only."""
+
     def set_up(module: object, name: str, error: Exception) -> None:
         def fail(*_: Any, **__: Any) -> Any:
             raise error

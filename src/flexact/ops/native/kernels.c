@@ -102,17 +102,20 @@ static inline void sine_of(float h, float *sine, float *cosine) {
     *cosine = quadrant == 1.0f || quadrant == 2.0f ? -b : b;
 }
 
-/* tanh(u) of GELU's approximation and the derivatives of u. Beyond 100 the derivatives of the candidate are constant,
-   and a power of h could overflow. */
+/* Of GELU's approximation with tanh(u): s = (1 + tanh(u)) / 2, which keeps the digits of small values, t = tanh(u) and
+   its derivative d, and the derivatives of u. Beyond 100 the derivatives of the candidate are constant, and a power of h
+   could overflow. */
 typedef struct {
-    float h, t, u1, u2, u3;
+    float h, s, t, d, u1, u2, u3;
 } Approximation;
 
 static inline Approximation approximation(float h) {
     const float near = h < -100.0f ? -100.0f : h > 100.0f ? 100.0f : h, c = 0.7978845608028654f;
     const float u = c * (CUBIC * near * near * near + near);
-    const float t = tanh_of(u, exp_of_negative(-fabsf(u)).less_one);
-    return (Approximation){near, t, c * (3 * CUBIC * near * near + 1.0f), 6 * c * CUBIC * near, 6 * c * CUBIC};
+    const Exp x = exp_of_negative(-2 * fabsf(u));
+    const float s = sigmoid(u, x.exp), t = copysignf(x.less_one / (1 + x.exp), u);
+    return (Approximation){near, s, t, 4 * s * sigmoid(-u, x.exp), c * (3 * CUBIC * near * near + 1.0f),
+                           6 * c * CUBIC * near, 6 * c * CUBIC};
 }
 
 /* A tile of the input and what several candidates compute from it. */
@@ -154,8 +157,8 @@ static void value_and_slope(int function, int size, const Tile *restrict tile, f
     case SOFTSIGN: EACH(const float r = 1 / (1 + fabsf(h)); first = h * r; second = r * r);
     case RELU_SQUARED: EACH(const float r = h < 0 ? 0 : h; first = r * r; second = 2 * r);
     case SINE: EACH(sine_of(h, &first, &second));
-    case GELU_TANH: EACH(const Approximation a = approximation(h); first = 0.5f * h * (1 + a.t);
-                         second = 0.5f * (a.h * (1 - a.t * a.t) * a.u1 + 1 + a.t));
+    case GELU_TANH: EACH(const Approximation a = approximation(h); first = h * a.s;
+                         second = 0.5f * a.h * a.d * a.u1 + a.s);
     }
 }
 
@@ -181,7 +184,7 @@ static void second_and_third(int function, int size, const Tile *restrict tile, 
                         second = 6 * c * r);
     case RELU_SQUARED: EACH(first = h > 0 ? 2 : 0; second = 0);
     case SINE: EACH(sine_of(h, &first, &second); first = -first; second = -second);
-    case GELU_TANH: EACH(const Approximation a = approximation(h); const float d = 1 - a.t * a.t;
+    case GELU_TANH: EACH(const Approximation a = approximation(h); const float d = a.d;
                          const float t2 = -2 * a.t * d, t3 = d * (4 - 6 * d), i1 = d * a.u1;
                          const float i2 = t2 * a.u1 * a.u1 + d * a.u2;
                          const float i3 = t3 * a.u1 * a.u1 * a.u1 + 3 * t2 * a.u1 * a.u2 + d * a.u3;
