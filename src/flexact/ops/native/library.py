@@ -61,7 +61,7 @@ def compiled(sources: tuple[Path, ...]) -> ctypes.CDLL:
     that fails."""
     try:
         return ctypes.CDLL(str(_built(_cache_folder(), sources)))
-    except OSError:  # the folder cannot be written to, or forbids machine code
+    except (OSError, RuntimeError):  # there is no such folder, it cannot be written to, or it forbids machine code
         with tempfile.TemporaryDirectory(prefix="flexact") as folder:
             return ctypes.CDLL(str(_built(Path(folder), sources)))
 
@@ -96,7 +96,7 @@ def _compile(output: str, sources: tuple[Path, ...]) -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
         if done.returncode == 0:
             return
-    raise OSError(f"{shlex.join(command)} failed: {done.stderr.strip()[-500:]}")
+    raise subprocess.SubprocessError(f"{shlex.join(dispatch.c_compiler())} failed: {done.stderr.strip()}")
 
 
 def _processor() -> list[str]:
