@@ -15,16 +15,8 @@ from torch import Tensor, nn
 from flexact.candidates.registry import lookup
 from flexact.ops import _plain, closed_form, reference, routed_activation
 from flexact.ops.blending import Blending
+from routed_cases import ALL, FIVE
 
-FIVE = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
-SIXTEEN = (
-    *FIVE, "gelu", "silu", "mish", "elu", "selu", "softplus", "hardswish", "relu6", "softsign", "relu_squared", "sine"
-)  # fmt: skip
-MORE = (
-    "hardsigmoid", "hardtanh", "logsigmoid", "tanhshrink", "hardshrink", "softshrink", "gelu_tanh", "quick_gelu",
-    "clipped_gelu", "hard_mish", "laplace", "sqrt_softplus", "star_relu", "snake"
-)  # fmt: skip
-ALL = (*SIXTEEN, *MORE)
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 DENSE = ("contiguous", "permuted", "channels_last", "offset")
 GAPPED = ("slice", "permuted slice", "expanded")

@@ -20,6 +20,7 @@ import flexact
 from flexact import FlexActError
 from flexact.ops import closed_form, dispatch, inductor_form, routed_activation
 from flexact.ops.blending import Blending
+from kernels import using
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -55,15 +56,18 @@ def no_interpreter(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("interpreter", ["0", "1"])
-def test_cpu_tensors_use_the_closed_form_even_under_tritons_interpreter(
-    interpreter: str, fresh: pytest.MonkeyPatch
-) -> None:
+def test_cpu_tensors_use_the_c_code_even_under_tritons_interpreter(interpreter: str, fresh: pytest.MonkeyPatch) -> None:
     fresh.setenv("TRITON_INTERPRET", interpreter)
     fresh.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    assert dispatch.active("cpu") == dispatch.active(CPU) == ("closed_form", "")
+    assert dispatch.active("cpu") == dispatch.active(CPU) == ("native", "")
 
 
-def test_nothing_is_compiled_by_default(fresh: pytest.MonkeyPatch) -> None:
+def test_without_a_c_compiler_cpu_tensors_use_the_closed_form(fresh: pytest.MonkeyPatch) -> None:
+    without_compiler(fresh)
+    assert dispatch.active(CPU) == ("closed_form", "there is no C compiler")
+
+
+def test_torch_compile_runs_only_on_request(fresh: pytest.MonkeyPatch) -> None:
     fresh.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     assert not dispatch.compiles()
     dispatch.use("compiled")
@@ -90,15 +94,24 @@ def test_cuda_tensors_use_triton() -> None:
     assert dispatch.active(CUDA) == ("triton", "")
 
 
-@pytest.mark.parametrize(("name", "reason"), [("closed_form", "closed_form was requested"), ("compiled", "")])
-@pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
+@pytest.mark.parametrize(
+    ("name", "device", "expected"),
+    [
+        ("closed_form", CPU, ("closed_form", "closed_form was requested")),
+        ("closed_form", CUDA, ("closed_form", "closed_form was requested")),
+        ("compiled", CPU, ("compiled", "")),
+        ("compiled", CUDA, ("compiled", "")),
+        ("native", CPU, ("native", "")),
+        ("native", CUDA, ("closed_form", "there are no kernels for cuda")),
+    ],
+)
 def test_the_environment_variable_forces_a_choice(
-    name: str, reason: str, device: torch.device, fresh: pytest.MonkeyPatch
+    name: str, device: torch.device, expected: tuple[str, str], fresh: pytest.MonkeyPatch
 ) -> None:
     fresh.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     fresh.setenv("FLEXACT_KERNELS", name)
     assert dispatch.wanted() == name
-    assert dispatch.active(device) == (name, reason)
+    assert dispatch.active(device) == expected
 
 
 def test_use_overrides_the_variable_and_auto_resets_it(fresh: pytest.MonkeyPatch) -> None:
@@ -115,6 +128,7 @@ def test_triton_can_be_forced_on_the_cpu_only_under_the_interpreter(fresh: pytes
     dispatch.use("triton")
     assert dispatch.active(CPU) == ("triton", "")
     no_interpreter(fresh)
+    forget()
     assert dispatch.active(CPU).name == "closed_form"
     assert dispatch.active(CPU).reason == "triton was requested, but Triton's kernels run on CUDA tensors, not on cpu"
 
@@ -133,7 +147,7 @@ def test_a_misspelt_name_is_refused_with_the_nearest(wrong: Any, meant: str, fre
 
 @pytest.mark.parametrize("wrong", ["", "fast", None, 3])
 def test_a_name_that_resembles_none_is_refused_with_the_choices(wrong: Any) -> None:
-    with pytest.raises(FlexActError, match="auto, triton, compiled, closed_form"):
+    with pytest.raises(FlexActError, match="auto, triton, native, compiled, closed_form"):
         dispatch.use(wrong)
 
 
@@ -179,9 +193,9 @@ def test_triton_cannot_be_forced_on_other_devices(device: str, fresh: pytest.Mon
 
 
 @pytest.mark.parametrize("device", ["mps", "xpu", "meta"])
-def test_only_a_cpu_compiles_by_default(device: str, fresh: pytest.MonkeyPatch) -> None:
+def test_other_devices_use_the_closed_form(device: str, fresh: pytest.MonkeyPatch) -> None:
     fresh.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    assert dispatch.active(device).name == "closed_form"
+    assert dispatch.active(device) == ("closed_form", f"there are no kernels for {device}")
 
 
 def test_a_fallback_warns_once_and_is_permanent() -> None:
@@ -258,13 +272,13 @@ def test_triton_of_another_distribution(fresh: pytest.MonkeyPatch) -> None:
 # The results
 
 
-@pytest.mark.parametrize("name", ["closed_form", "auto"])
+@pytest.mark.parametrize("name", ["closed_form", "native", "auto"])
 def test_every_choice_computes_the_same_on_the_cpu(name: Any) -> None:
     torch.manual_seed(0)
     h, p, names = torch.randn(4, 6), torch.softmax(torch.randn(1, 3), -1), ("relu", "tanh", "gelu")
     expected, statistics = closed_form.forward(h, Blending(p, p, torch.ones(()), names, (0, 1, 2), 1, True))
-    dispatch.use(name)
-    x, gathered = routed_activation(h, torch.zeros(3), p, p, torch.ones(()), names, range(3), statistics=True)
+    with using(name):
+        x, gathered = routed_activation(h, torch.zeros(3), p, p, torch.ones(()), names, range(3), statistics=True)
     torch.testing.assert_close(x, expected)
     torch.testing.assert_close(gathered, statistics)
 

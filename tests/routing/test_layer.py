@@ -21,16 +21,8 @@ from flexact.candidates import registry
 from flexact.ops import reference
 from flexact.routing.channel_picks import ChannelPicks
 from flexact.routing.sites import sites_of
+from routed_cases import ALL, FIVE
 
-FIVE = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
-SIXTEEN = (
-    *FIVE, "gelu", "silu", "mish", "elu", "selu", "softplus", "hardswish", "relu6", "softsign", "relu_squared", "sine"
-)  # fmt: skip
-MORE = (
-    "hardsigmoid", "hardtanh", "logsigmoid", "tanhshrink", "hardshrink", "softshrink", "gelu_tanh", "quick_gelu",
-    "clipped_gelu", "hard_mish", "laplace", "sqrt_softplus", "star_relu", "snake"
-)  # fmt: skip
-ALL = (*SIXTEEN, *MORE)
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 LOGITS = [0.3, -0.2, 0.9, 0.1, -0.5]
 

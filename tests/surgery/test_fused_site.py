@@ -20,8 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 import flexact
 from flexact import FlexAct, FlexActError, FlexConfig, Policy
-from flexact.ops import dispatch
 from flexact.surgery.fused_site import normalised_site
+from kernels import using
 
 routed = pytest.importorskip("flexact.ops.triton.routed")  # needs Triton
 
@@ -34,8 +34,7 @@ QUIET = FlexConfig(policy=Policy(noise=0.0))
 @contextmanager
 def apart() -> Iterator[None]:
     """Runs the parts one after the other, without fusion."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dispatch, "_forced", "closed_form")
+    with using("closed_form"):
         yield
 
 

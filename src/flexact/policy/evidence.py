@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -71,16 +72,17 @@ class RoundStatistics:
     """
 
     def __init__(self, rows: int, k: int, device: torch.device) -> None:
-        self.mean = torch.zeros(rows, k, device=device)
+        zeros = partial(torch.zeros, dtype=torch.float32, device=device)  # the user may have set another default dtype
+        self.mean = zeros(rows, k)
         # In double precision, so that the squares of small gradients do not underflow.
-        self.square = torch.zeros(rows, 1, dtype=torch.float64, device=device)
+        self.square = zeros(rows, 1, dtype=torch.float64)
         # Each row has its own pair, so that the programs of a kernel, which process different rows, do not share them.
-        self.weights = torch.zeros(rows, 2, device=device)
-        self.count = torch.zeros(rows, 1, device=device)
-        self.total = torch.zeros(rows, k, device=device)
-        self.products = torch.zeros(rows, k, k, device=device)
-        self._rates = 1 - torch.tensor([MEAN_DECAY, SQUARE_DECAY], device=device)
-        self._ones = torch.ones(rows, 2, device=device)
+        self.weights = zeros(rows, 2)
+        self.count = zeros(rows, 1)
+        self.total = zeros(rows, k)
+        self.products = zeros(rows, k, k)
+        self._rates = 1 - torch.tensor([MEAN_DECAY, SQUARE_DECAY], dtype=torch.float32, device=device)
+        self._ones = torch.ones_like(self.weights)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

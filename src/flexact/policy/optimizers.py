@@ -113,7 +113,7 @@ class Step:
         self.first_rows = {site.table_rows.start for site in self.sites}
         self._is_plain = all(sign == 1 for sign in signs)
         by_row = [float(sign) for site, sign in signed for _ in range(site.rows)]
-        self._signs = torch.tensor(by_row, device=router.device).unsqueeze(1)
+        self._signs = torch.tensor(by_row, dtype=torch.float32, device=router.device).unsqueeze(1)
 
     def factors(self, optimizer: Optimizer) -> Tensor | None:
         """Return the factors that turn the gradients into those of the minimized, unscaled loss, (rows, 1).

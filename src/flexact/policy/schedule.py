@@ -86,7 +86,7 @@ class Schedule:
         self.router.resumes |= any(len(site.alive) < site.k for site in sites)
         self.config = self.router.config
         self._acts = self.config.policy.acts_before_steps
-        self._step_size = torch.zeros((), device=self.router.device)
+        self._step_size = torch.zeros((), dtype=torch.float32, device=self.router.device)
         self._written: tuple[tuple[float, ...], list[int]] | None = None
         tries = self._trains_weights and tries_candidates(model, self.router, held_out is not None)
         self._follow((planned if network_steps is None else planned_for)(self.router.k, self.config, tries, steps))

@@ -186,7 +186,7 @@ class Router(SiteTables):
         self.ready = self.current = self._decided = False
         self.lay_out()
         self.noise = self._drawn().to(self.device)
-        self.alpha = torch.tensor(self.config.policy.alpha, device=self.device)
+        self.alpha = torch.tensor(self.config.policy.alpha, dtype=torch.float32, device=self.device)
 
     def _probabilities(self) -> tuple[Tensor, Tensor]:
         """Return π and p, (rows, K) each."""
@@ -195,7 +195,7 @@ class Router(SiteTables):
 
     def _fused_probabilities(self, kernels: PolicyKernels) -> tuple[Tensor, Tensor]:
         """Return the result of `_probabilities`, computed by one kernel."""
-        values = torch.cat([*self.flat_logits(), self.temperatures()])
+        values = torch.hstack([*self.flat_logits(), *self.temperatures()])  # the scalars too, in one launch
         tables = (self.layout, self.alive(), self.noise)
         return fallback.run(kernels.draw, lambda *_: self._probabilities(), values, *tables)
 
@@ -203,7 +203,7 @@ class Router(SiteTables):
         """Return the noise of this step, (rows, K)."""
         scale = self.config.policy.noise
         if scale == 0:
-            return torch.zeros(self.rows, self.k, device="cpu")
+            return torch.zeros(self.rows, self.k, dtype=torch.float32, device="cpu")
         with _outside_of_transforms():  # vmap forbids random numbers; all of its models share this noise
             return (scale * gumbel_noise(self.rows, self.k, self.config.seed, self.step)).float()
 

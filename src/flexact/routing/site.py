@@ -74,8 +74,8 @@ class Site(nn.Module):
         self.rows = rows_of(config, channels)
         self.logits = nn.Parameter(self._initial_logits())
         self.register_buffer("dropped_at", torch.full((self.rows, self.k), ALIVE))
-        self.register_buffer("evidence", torch.full((self.rows, self.k, 3), math.nan))
-        self.register_buffer("temperature", torch.tensor(config.policy.temperature))
+        self.register_buffer("evidence", torch.full((self.rows, self.k, 3), math.nan, dtype=torch.float32))
+        self.register_buffer("temperature", torch.tensor(config.policy.temperature, dtype=torch.float32))
         self.register_buffer("signature", torch.tensor(self._signature()))
         self.width = 1  # elements per sample and row in the last training forward
         self.register_load_state_dict_pre_hook(Site.check_state)  # type: ignore[no-untyped-call]
@@ -280,7 +280,7 @@ class Site(nn.Module):
         return [signature(key) for key in self.keys]
 
     def _initial_logits(self) -> Tensor:
-        logits = torch.zeros(self.rows, self.k)
+        logits = torch.zeros(self.rows, self.k, dtype=torch.float32)
         if self._start >= 0:
             start = self.config.init_probability
             logits[:, self._start] = math.log(start * (self.k - 1) / (1 - start))

@@ -45,12 +45,12 @@ class SiteTables:
 
     def temperature(self) -> Tensor:
         """Return τ of each row, (rows, 1)."""
-        by_site = self.temperatures()
+        by_site = torch.stack(self.temperatures())
         return (by_site if self.rows == len(self.sites) else by_site[self._site_of_row]).unsqueeze(1)
 
-    def temperatures(self) -> Tensor:
-        """Return τ of each site, (sites,)."""
-        return torch.stack([site._buffers["temperature"] for site in self.sites])  # type: ignore[arg-type]
+    def temperatures(self) -> list[Tensor]:
+        """Return τ of each site, a scalar."""
+        return [site._buffers["temperature"] for site in self.sites]  # type: ignore[misc]
 
     def width(self) -> Tensor:
         """Return the number of elements per sample of each row, (rows, 1)."""

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ from flexact.ops.blending import Blending
 from flexact.ops.dispatch import CannotBuild
 from flexact.ops.triton import autograd as triton_autograd
 from flexact.ops.triton import moments, routed
-from flexact.ops.triton.basis import has_form
 from flexact.surgery.fused_site import normalised_site
+from kernels import using
 
 NAMES = ("relu", "tanh", "gelu")
 KEYS = "\n".join(NAMES)
@@ -228,7 +228,6 @@ def test_the_compiler_sees_the_kernels_and_does_not_recompile_as_the_temperature
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 def test_a_candidate_without_a_triton_form_compiles_without_graph_breaks(device: torch.device) -> None:
     flexact.register_candidate("wave", torch.sin)
-    has_form.cache_clear()
     torch._dynamo.reset()
     model = flexact.convert(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), config=FlexConfig(candidates=("relu", "wave")))
     model = model.to(device)
@@ -245,10 +244,8 @@ NO_COMPILER = CannotBuild("_forward: OSError: no compiler")
 
 
 @pytest.fixture
-def breaking(monkeypatch: pytest.MonkeyPatch) -> Callable[[object, str, Exception], None]:
+def breaking(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[object, str, Exception], None]]:
     """Returns a function that makes a function of a module raise. Triton is disabled for this test only."""
-    monkeypatch.setattr(dispatch, "_forced", "triton")
-    monkeypatch.setattr(dispatch, "_broken", {})
 
     def set_up(module: object, name: str, error: Exception) -> None:
         def fail(*_: Any, **__: Any) -> Any:
@@ -256,7 +253,8 @@ def breaking(monkeypatch: pytest.MonkeyPatch) -> Callable[[object, str, Exceptio
 
         monkeypatch.setattr(module, name, fail)
 
-    return set_up
+    with using("triton"):
+        yield set_up
 
 
 def routed_results(h: Tensor, rows: int) -> tuple[Tensor, ...]:
@@ -268,11 +266,10 @@ def routed_results(h: Tensor, rows: int) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_the_closed_form_is_the_fallback_and_warns_once(
-    direction: str, breaking: Callable, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    direction: str, breaking: Callable, device: torch.device
 ) -> None:
     h = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).to(device)
-    with monkeypatch.context() as patch:
-        patch.setattr(dispatch, "_forced", "closed_form")
+    with using("closed_form"):
         expected = routed_results(h, 4)
     breaking(routed, direction, NO_COMPILER)
     with pytest.warns(UserWarning, match="OSError: no compiler.*closed form") as said:
@@ -315,10 +312,9 @@ def block_results(device: torch.device, residual: str) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(("which", "residual"), [("moments", "none"), ("moments", "normalised"), ("forward", "plain")])
 def test_the_separate_modules_are_the_fallback_of_a_fused_site_and_it_warns_once(
-    which: str, residual: str, breaking: Callable, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    which: str, residual: str, breaking: Callable, device: torch.device
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(dispatch, "_forced", "closed_form")
+    with using("closed_form"):
         expected = block_results(device, residual)
     breaking(moments if which == "moments" else routed, which, NO_COMPILER)
     with pytest.warns(UserWarning, match="failed to build") as said:

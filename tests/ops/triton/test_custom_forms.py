@@ -20,7 +20,8 @@ from flexact.candidates.registry import lookup, register_candidate, registered_c
 from flexact.errors import FlexActError
 from flexact.ops import closed_form, dispatch, routed_activation, runs_fused
 from flexact.ops.blending import Blending
-from flexact.ops.triton import basis, custom_forms, routed
+from flexact.ops.triton import routed
+from kernels import using
 
 pytestmark = pytest.mark.usefixtures("triton_kernels")
 
@@ -55,12 +56,6 @@ def bump(h: Tensor) -> Tensor:
     return h * torch.exp(-h * h)
 
 
-@pytest.fixture(autouse=True)
-def fresh() -> None:
-    for cached in (basis.has_form, basis.blend, custom_forms.check):
-        cached.cache_clear()
-
-
 def results(h: Tensor, keys: tuple[str, ...], rows: int, alive: tuple[int, ...]) -> dict[str, Tensor]:
     torch.manual_seed(0)
     p = torch.rand(rows, len(keys), device=h.device)
@@ -89,8 +84,7 @@ def test_a_form_gives_the_results_of_the_closed_form(
     launched.clear()
     ours = results(h, keys, rows, alive)
     assert len(launched) == 1
-    with monkeypatch.context() as patch:
-        patch.setattr(dispatch, "_forced", "closed_form")
+    with using("closed_form"):
         expected = results(h, keys, rows, alive)
     for name, tensor in expected.items():
         torch.testing.assert_close(ours[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
@@ -190,18 +184,17 @@ import forms
 from flexact.candidates.registry import register_candidate
 from flexact.ops.blending import Blending
 from flexact.ops.triton import routed
-from flexact.ops.triton.launch import Launch
+from flexact.ops.triton.launch import Launches
 
 hashes = []
 
-def build(launch, *tensors):
-    kernel = launch.kernel
-    arguments = (*launch.missing, *tensors, *launch.numbers, *launch.constants)
-    compiled = kernel.warmup(*arguments, grid=launch.grid, num_warps=launch.warps)
-    assert compiled.asm["cubin"]
-    hashes.append(compiled.hash)
+def build(launches, *tensors):
+    for launch, places in launches.steps:
+        compiled = launch._compiled([tensors[i] for i in places])
+        assert compiled.asm["cubin"]
+        hashes.append(compiled.hash)
 
-Launch.__call__ = build
+Launches.__call__ = build
 register_candidate("bump", forms.bump, triton=forms.bump_form)
 register_candidate("square", torch.square, triton=forms.square_form)
 keys, p, temperature = ("relu", "bump", "square", "tanh"), torch.rand(1, 4), torch.tensor(0.5)

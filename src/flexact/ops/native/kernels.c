@@ -28,6 +28,7 @@ enum {
 #define SELU_ALPHA 1.6732632423543772f
 #define GAUSSIAN 0.3989422804014327f /* 1 / sqrt(2 pi) */
 #define CUBIC 0.044715f
+#define LARGE_SINE 1e8f
 
 /* exp(x) and exp(x) - 1 for x <= 0, both accurate to a few units in the last place. */
 typedef struct {
@@ -101,17 +102,20 @@ static inline void sine_of(float h, float *sine, float *cosine) {
     *cosine = quadrant == 1.0f || quadrant == 2.0f ? -b : b;
 }
 
-/* tanh(u) of GELU's approximation and the derivatives of u. Beyond 100 the derivatives of the candidate are constant,
-   and a power of h could overflow. */
+/* Of GELU's approximation with tanh(u): s = (1 + tanh(u)) / 2, which keeps the digits of small values, t = tanh(u) and
+   its derivative d, and the derivatives of u. Beyond 100 the derivatives of the candidate are constant, and a power of h
+   could overflow. */
 typedef struct {
-    float h, t, u1, u2, u3;
+    float h, s, t, d, u1, u2, u3;
 } Approximation;
 
 static inline Approximation approximation(float h) {
     const float near = h < -100.0f ? -100.0f : h > 100.0f ? 100.0f : h, c = 0.7978845608028654f;
     const float u = c * (CUBIC * near * near * near + near);
-    const float t = tanh_of(u, exp_of_negative(-fabsf(u)).less_one);
-    return (Approximation){near, t, c * (3 * CUBIC * near * near + 1.0f), 6 * c * CUBIC * near, 6 * c * CUBIC};
+    const Exp x = exp_of_negative(-2 * fabsf(u));
+    const float s = sigmoid(u, x.exp), t = copysignf(x.less_one / (1 + x.exp), u);
+    return (Approximation){near, s, t, 4 * s * sigmoid(-u, x.exp), c * (3 * CUBIC * near * near + 1.0f),
+                           6 * c * CUBIC * near, 6 * c * CUBIC};
 }
 
 /* A tile of the input and what several candidates compute from it. */
@@ -133,7 +137,7 @@ typedef struct {
 static void value_and_slope(int function, int size, const Tile *restrict tile, float *restrict firsts,
                             float *restrict seconds) {
     switch (function) {
-    case RELU: EACH(first = h < 0 ? 0 : h; second = h > 0 ? 1 : 0);
+    case RELU: EACH(first = h < 0 ? 0 : h; second = h <= 0 ? 0 : 1);
     case LEAKY_RELU: EACH(second = h > 0 ? 1 : LEAK; first = h * second);
     case SIGMOID: EACH(first = sigmoid(h, e); second = first * (1 - first));
     case TANH: EACH(first = tanh_of(h, m); second = 1 - first * first);
@@ -148,13 +152,13 @@ static void value_and_slope(int function, int size, const Tile *restrict tile, f
                     second = SELU_SCALE * (h > 0 ? 1 : SELU_ALPHA * e));
     case SOFTPLUS: EACH(first = (h < 0 ? 0 : h) + log_of_one_plus(e); second = sigmoid(h, e));
     case HARDSWISH: EACH(const float r = h + 3; first = h * (r < 0 ? 0 : r > 6 ? 6 : r) / 6;
-                         second = h < -3 ? 0 : h > 3 ? 1 : h / 3 + 0.5f);
-    case RELU6: EACH(first = h < 0 ? 0 : h > 6 ? 6 : h; second = h > 0 && h < 6 ? 1 : 0);
+                         second = h <= -3 ? 0 : h >= 3 ? 1 : h / 3 + 0.5f);
+    case RELU6: EACH(first = h < 0 ? 0 : h > 6 ? 6 : h; second = h <= 0 || h >= 6 ? 0 : 1);
     case SOFTSIGN: EACH(const float r = 1 / (1 + fabsf(h)); first = h * r; second = r * r);
     case RELU_SQUARED: EACH(const float r = h < 0 ? 0 : h; first = r * r; second = 2 * r);
     case SINE: EACH(sine_of(h, &first, &second));
-    case GELU_TANH: EACH(const Approximation a = approximation(h); first = 0.5f * h * (1 + a.t);
-                         second = 0.5f * (a.h * (1 - a.t * a.t) * a.u1 + 1 + a.t));
+    case GELU_TANH: EACH(const Approximation a = approximation(h); first = h * a.s;
+                         second = 0.5f * a.h * a.d * a.u1 + a.s);
     }
 }
 
@@ -180,13 +184,22 @@ static void second_and_third(int function, int size, const Tile *restrict tile, 
                         second = 6 * c * r);
     case RELU_SQUARED: EACH(first = h > 0 ? 2 : 0; second = 0);
     case SINE: EACH(sine_of(h, &first, &second); first = -first; second = -second);
-    case GELU_TANH: EACH(const Approximation a = approximation(h); const float d = 1 - a.t * a.t;
+    case GELU_TANH: EACH(const Approximation a = approximation(h); const float d = a.d;
                          const float t2 = -2 * a.t * d, t3 = d * (4 - 6 * d), i1 = d * a.u1;
                          const float i2 = t2 * a.u1 * a.u1 + d * a.u2;
                          const float i3 = t3 * a.u1 * a.u1 * a.u1 + 3 * t2 * a.u1 * a.u2 + d * a.u3;
                          first = 0.5f * a.h * i2 + i1; second = 0.5f * a.h * i3 + 1.5f * i2);
     default: EACH(first = 0; second = 0); /* piecewise linear */
     }
+}
+
+/* Replace the sine and the cosine of large numbers, whose multiple of pi / 2 needs more bits than a double has. */
+static void correct_large_sines(int size, const Tile *restrict tile, float sign, float *restrict firsts,
+                                float *restrict seconds) {
+    int any = 0;
+    for (int i = 0; i < size; i++) any |= fabsf(tile->h[i]) > LARGE_SINE;
+    for (int i = 0; any && i < size; i++)
+        if (fabsf(tile->h[i]) > LARGE_SINE) firsts[i] = sign * sinf(tile->h[i]), seconds[i] = sign * cosf(tile->h[i]);
 }
 
 /* The candidates of a sweep that are not dropped, and which one of each pair is blended and which one is summed. */
@@ -248,6 +261,8 @@ static void sweep_chunk(const Plan *plan, const Arrays *arrays, int64_t start, i
                 continue;
             else
                 (plan->higher ? second_and_third : value_and_slope)(plan->functions[k], size, &tile, firsts, seconds);
+            if (plan->functions[k] == SINE)
+                correct_large_sines(size, &tile, plan->higher ? -1 : 1, firsts, seconds);
             if (plan->blended >= 0 && weight != 0) { /* a zero weight masks infinite values */
                 const float *restrict term = pair[plan->blended];
                 for (int i = 0; i < size; i++) blend[i] = weight * term[i] + blend[i];
