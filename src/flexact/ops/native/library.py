@@ -1,8 +1,11 @@
 """Compiles the C files of this package at first use, in about a second, and loads the library.
 
 The library is kept in `$XDG_CACHE_HOME/flexact` (`~/.cache/flexact` by default), under a name that depends on the
-sources and on the processor, for whose vector units it is compiled. If that folder cannot be written to, the library
-goes into a temporary folder of this process. Nothing is compiled when flexact is installed or imported.
+sources and on the processor, for whose vector units it is compiled. If that folder cannot be used, each process
+compiles into a temporary folder. Nothing is compiled when flexact is installed or imported.
+
+After a fork, the first parallel loop hangs if the parent has run one, as in torch itself, because GNU's OpenMP runtime
+does not restart its threads. torch's DataLoader therefore sets its workers to one thread.
 """
 
 from __future__ import annotations
@@ -13,7 +16,6 @@ import functools
 import hashlib
 import os
 import platform
-import shlex
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -22,13 +24,15 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from flexact.ops import dispatch
+from flexact.ops.dispatch import CannotBuild
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.c", "policy.c"))
 Loaded = TypeVar("Loaded")
 _COMMON = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
-_VECTORS = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
-FLAGS = ((*_COMMON, "-march=native", *_VECTORS, "-fopenmp"), _COMMON)
-"""The compiler's flags, and those for a compiler that refuses them: without threads and newer vector units."""
+_VECTORS = ("-march=native", *(["-mprefer-vector-width=512"] if platform.machine() in ("x86_64", "AMD64") else []))
+FLAGS = ((*_COMMON, *_VECTORS, "-fopenmp"), (*_COMMON, *_VECTORS, "-fopenmp-simd"), _COMMON)
+"""The compiler's flags, followed by those for a compiler that refuses them: without threads, as clang; without newer
+vector units, as an old gcc."""
 TIMEOUT = 60
 """Maximum duration of a compilation in seconds."""
 
@@ -37,7 +41,7 @@ def loads() -> bool:
     """Return whether the library can be loaded; otherwise disable it with a warning."""
     try:
         load()
-    except (OSError, subprocess.SubprocessError) as error:
+    except CannotBuild as error:
         dispatch.give_up("native", "flexact's CPU kernels cannot be built", error)
         return False
     return True
@@ -45,8 +49,7 @@ def loads() -> bool:
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """Return the library with its functions; compile it if it is not in the cache. Raise OSError or a
-    SubprocessError if that fails."""
+    """Return the library with its functions; compile it if it is not in the cache. Raise CannotBuild if that fails."""
     library, pointer = compiled(SOURCES), c_void_p
     library.sweep.argtypes = [pointer] * 7 + [c_int64, c_int]
     library.sweep.restype = c_int
@@ -72,38 +75,56 @@ class Build(NamedTuple):
 
 
 def compiled(sources: tuple[Path, ...]) -> ctypes.CDLL:
-    """Return the library of some C files; compile it if it is not in the cache. Raise OSError or a SubprocessError if
-    that fails."""
+    """Return the library of some C files; compile it if it is not in the cache. Raise CannotBuild if that fails."""
     build = Build(sources, dispatch.c_compiler(), FLAGS, ("-lm", "-ldl"), _processor())
     return loaded(build, lambda library: ctypes.CDLL(str(library)))
 
 
 def loaded(build: Build, load: Callable[[Path], Loaded]) -> Loaded:
-    """Return what a function loads from a library; compile it if it is not in the cache. Raise OSError or a
-    SubprocessError if that fails."""
+    """Return what a function loads from a library; compile it if it is not in the cache. Raise CannotBuild if that
+    fails."""
+    if not build.compiler:
+        raise CannotBuild("there is no compiler")
+    if folder := cache_folder():
+        with contextlib.suppress(OSError, ImportError):  # it cannot be written to, or forbids machine code
+            return load(_built(folder, build))
     try:
-        return load(_built(_cache_folder(), build))
-    except OSError:  # the folder cannot be written to, or forbids machine code
-        with tempfile.TemporaryDirectory(prefix="flexact") as folder:
-            return load(_built(Path(folder), build))
+        with tempfile.TemporaryDirectory(prefix="flexact") as temporary:
+            return load(_built(Path(temporary), build))
+    except (OSError, ImportError) as error:
+        raise CannotBuild(f"the library cannot be loaded: {error}") from error
 
 
-def _cache_folder() -> Path:
-    """Return the cache folder, created if it is missing."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flexact"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+def cache_folder() -> Path | None:
+    """Return the cache folder, created if it is missing. Return None if there is none, or if another user could put a
+    library there."""
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flexact"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # RuntimeError: a user without a home
+        return None
+    return folder if _is_trusted(folder) else None
+
+
+def _is_trusted(path: Path) -> bool:
+    """Return whether a file or folder exists, and only its owner, who is this user or root, can write to it."""
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
 
 
 def _built(folder: Path, build: Build) -> Path:
     """Return the library in a folder, compiled if it is missing."""
     identity = "\n".join([*(source.read_text() for source in build.sources), repr(build[1:])])
     library = folder / f"{build.sources[0].stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
-    if not library.exists():
+    if not _is_trusted(library):
         handle, unfinished = tempfile.mkstemp(suffix=".so", dir=folder)
         os.close(handle)
         try:
             _compile(unfinished, build)
+            os.chmod(unfinished, 0o700)  # the umask may let a group write to what the linker creates
             os.replace(unfinished, library)  # another process may be compiling it as well
         finally:
             Path(unfinished).unlink(missing_ok=True)
@@ -113,10 +134,13 @@ def _built(folder: Path, build: Build) -> Path:
 def _compile(output: str, build: Build) -> None:
     for flags in build.flags:
         command = [*build.compiler, *flags, "-o", output, *map(str, build.sources), *build.libraries]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise CannotBuild(str(error)) from error
         if done.returncode == 0:
             return
-    raise OSError(f"{shlex.join(command)} failed: {done.stderr.strip()[-500:]}")
+    raise CannotBuild(f"{build.compiler[0]}: {done.stderr.strip()[-150:] or f'exit status {done.returncode}'}")
 
 
 def _processor() -> tuple[str, ...]:
