@@ -17,6 +17,7 @@ import hashlib
 import os
 import platform
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from ctypes import c_int, c_int64, c_void_p
@@ -83,14 +84,20 @@ def compiled(sources: tuple[Path, ...]) -> ctypes.CDLL:
 def loaded(build: Build, load: Callable[[Path], Loaded]) -> Loaded:
     """Return what a function loads from a library; compile it if it is not in the cache. Raise CannotBuild if that
     fails."""
-    if not build.compiler:
+    if not build.compiler or sys.platform == "win32":
         raise CannotBuild("there is no compiler")
-    if folder := cache_folder():
-        with contextlib.suppress(OSError, ImportError):  # it cannot be written to, or forbids machine code
-            return load(_built(folder, build))
+    folder, name = cache_folder(), _name(build)
+    if folder and _is_trusted(folder / name):
+        with contextlib.suppress(OSError, ImportError):  # the folder forbids machine code
+            return load(folder / name)
     try:
         with tempfile.TemporaryDirectory(prefix="flexact") as temporary:
-            return load(_built(Path(temporary), build))
+            library = Path(temporary) / name
+            _compile(library, build)
+            if folder:
+                with contextlib.suppress(OSError):  # the folder is full or read-only
+                    _keep(library, folder)
+            return load(library)
     except (OSError, ImportError) as error:
         raise CannotBuild(f"the library cannot be loaded: {error}") from error
 
@@ -115,25 +122,15 @@ def _is_trusted(path: Path) -> bool:
     return status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
 
 
-def _built(folder: Path, build: Build) -> Path:
-    """Return the library in a folder, compiled if it is missing."""
+def _name(build: Build) -> str:
+    """Return the file name of a library, which depends on its sources and on everything else in its build."""
     identity = "\n".join([*(source.read_text() for source in build.sources), repr(build[1:])])
-    library = folder / f"{build.sources[0].stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
-    if not _is_trusted(library):
-        handle, unfinished = tempfile.mkstemp(suffix=".so", dir=folder)
-        os.close(handle)
-        try:
-            _compile(unfinished, build)
-            os.chmod(unfinished, 0o700)  # the umask may let a group write to what the linker creates
-            os.replace(unfinished, library)  # another process may be compiling it as well
-        finally:
-            Path(unfinished).unlink(missing_ok=True)
-    return library
+    return f"{build.sources[0].stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
 
 
-def _compile(output: str, build: Build) -> None:
+def _compile(library: Path, build: Build) -> None:
     for flags in build.flags:
-        command = [*build.compiler, *flags, "-o", output, *map(str, build.sources), *build.libraries]
+        command = [*build.compiler, *flags, "-o", str(library), *map(str, build.sources), *build.libraries]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
         except (OSError, subprocess.SubprocessError) as error:
@@ -141,6 +138,17 @@ def _compile(output: str, build: Build) -> None:
         if done.returncode == 0:
             return
     raise CannotBuild(f"{build.compiler[0]}: {done.stderr.strip()[-150:] or f'exit status {done.returncode}'}")
+
+
+def _keep(library: Path, folder: Path) -> None:
+    """Copy a library into a folder, where another process may keep the same one at the same time."""
+    handle, unfinished = tempfile.mkstemp(dir=folder)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(library.read_bytes())
+        os.replace(unfinished, folder / library.name)
+    finally:
+        Path(unfinished).unlink(missing_ok=True)
 
 
 def _processor() -> tuple[str, ...]:
