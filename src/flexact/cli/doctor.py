@@ -1,16 +1,20 @@
-"""The lines that `flexact doctor` prints: versions, devices, the kernels that run on each, and optional packages."""
+"""The lines that `flexact doctor` prints: versions, devices, the kernels that run on each, the C compiler, and optional
+packages."""
 
 from __future__ import annotations
 
 import os
 import platform
+import shlex
 import sys
+import warnings
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
 from flexact.io.markdown_tables import counted
 from flexact.ops import dispatch
+from flexact.ops.native import library
 
 PACKAGES = {
     "cli": ("typer", "rich"),
@@ -38,8 +42,9 @@ def lines() -> list[str]:
     """
     text = [f"{name}: {value}" for name, value in _versions().items()]
     for device, about in _devices().items():
-        kernels, reason = dispatch.active(device)
+        kernels, reason = _kernels(device)
         text += [f"{device}: {about}", f"{device} kernels: {kernels}" + (f" ({reason})" if reason else "")]
+    text.append(f"C compiler: {_compiler()}")
     for extra, names in PACKAGES.items():
         for name in names:
             missing = "not installed; pip install " + (f"'flexact[{extra}]'" if extra else name)
@@ -73,6 +78,23 @@ def _devices() -> dict[str, str]:
     if torch.backends.mps.is_available():
         found["mps"] = platform.processor()
     return found
+
+
+def _kernels(device: str) -> dispatch.Active:
+    """Return the implementation for a device. If it is in C, it is compiled first, since that may fail."""
+    if dispatch.active(device).name == "native":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the reason is printed
+            library.loads()
+    return dispatch.active(device)
+
+
+def _compiler() -> str:
+    if not (command := dispatch.c_compiler()):
+        return "none (install gcc or clang, or set the variable CC)"
+    folder = library.cache_folder()
+    place = f"kept in {folder}" if folder else "not kept, since there is no cache folder that is yours alone"
+    return f"{shlex.join(command)}; its libraries are {place}"
 
 
 def _processor() -> str:

@@ -9,7 +9,7 @@ Proposition 1,
 Its entries sum to zero, so it is also the gradient with respect to log π. No graph runs through the sampling, and
 recomputing the forward of a site, as activation checkpointing does, cannot change the sample.
 
-CUDA tensors are dispatched to Triton kernels (`ops.triton.autograd`), CPU tensors to C (`ops.native`), and all others
+CUDA tensors are dispatched to Triton kernels (`ops.triton.nodes`), CPU tensors to C (`ops.native`), and all others
 to the closed form. `flexact.ops.dispatch` makes the choice, gives its reason and can override it.
 """
 
@@ -64,9 +64,9 @@ def activated(h: Tensor, logits: Tensor, blending: Blending) -> tuple[Tensor, Te
     if differentiable.transforming():
         return differentiable.routed_activation(h, logits, blending), blending.weights.new_empty(0)
     if runs_fused(h, blending.keys, blending.alive):
-        from flexact.ops.triton import autograd as triton_autograd  # needs Triton
+        from flexact.ops.triton import nodes  # needs Triton
 
-        return triton_autograd.routed(h, logits, blending)
+        return nodes.routed(h, logits, blending)
     return _plain(h, logits, blending)
 
 

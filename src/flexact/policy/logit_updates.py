@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flexact.ops import fallback
-from flexact.ops.policy_kernels import PolicyKernels, Tables, has_kernel
+from flexact.ops.policy_tables import PolicyKernels, Tables, has_kernel
 from flexact.policy.evidence import MEAN_DECAY, SQUARE_DECAY, RoundStatistics
 from flexact.policy.optimizers import Step
 from flexact.routing import corrections

@@ -39,7 +39,7 @@ class CallStatistics:
     """The sensitivities |σ_k′(h)| of all calls since the last `clear`.
 
     rows, k: the size of the routing tables.
-    start: the offset of the first sensitivity in the `values` of `flexact.ops.policy_kernels.PolicyKernels.update`.
+    start: the offset of the first sensitivity in the `values` of `flexact.ops.policy_tables.PolicyKernels.update`.
     """
 
     def __init__(self, rows: int, k: int, start: int) -> None:
@@ -72,7 +72,7 @@ class CallStatistics:
 
     def flat(self, device: torch.device, means: Tensor | None = None) -> tuple[list[Tensor], Tensor]:
         """Return the sensitivities of all calls as flat tensors, and the table `calls` of
-        `flexact.ops.policy_kernels`.
+        `flexact.ops.policy_tables`.
 
         means: the means over several ranks; if given, they replace the calls.
         """

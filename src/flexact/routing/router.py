@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from flexact.ops import fallback, policy_kernels
 from flexact.ops.differentiable import is_wrapped, transforming
-from flexact.ops.policy_kernels import PolicyKernels
+from flexact.ops.policy_tables import PolicyKernels
 from flexact.routing.call_statistics import CallStatistics
 from flexact.routing.gumbel import gumbel_noise, log_pi, probabilities
 from flexact.routing.sharding import is_sharded

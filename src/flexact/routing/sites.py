@@ -18,7 +18,9 @@ def sites_of(model: nn.Module) -> list[FlexAct]:
     """Return the sites of a model, each once, in depth order if it is known."""
     if not isinstance(model, nn.Module):
         raise FlexActError(f"model must be a torch.nn.Module; got {type(model).__name__}.")
-    found, seen, left = [], set(), [model]
+    found: list[FlexAct] = []
+    seen: set[nn.Module] = set()
+    left: list[nn.Module | None] = [model]
     while left:  # twice as fast as model.modules(); `penalty` needs the sites in every step
         module = left.pop()
         if module is None or module in seen:

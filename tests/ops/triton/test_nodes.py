@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import copy
 import ctypes
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import flexact
-from flexact.errors import FlexActError
 from flexact.ops.triton import extension, nodes
 from flexact.ops.triton.launch import Dtypes, Launches
 
@@ -27,7 +25,7 @@ ELEMENTS = 2**16
 class Kernels:
     """Stands in for compiled kernels: the extension gets its address, and calls `launch` with it."""
 
-    by_address: dict[int, Kernels] = {}
+    by_address: ClassVar[dict[int, Kernels]] = {}
     launched = 0
 
     def __init__(self, launches: Launches, dtypes: Dtypes) -> None:
@@ -68,7 +66,7 @@ def module() -> Any:
 
 
 @pytest.fixture(autouse=True)
-def _with_extension(module: Any, triton_kernels: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _with_extension(module: Any, triton_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extension, "_module", module)
     monkeypatch.setattr(nodes, "_needs_python", False)
     monkeypatch.setattr(nodes, "_chains", {})
@@ -79,7 +77,6 @@ def _with_extension(module: Any, triton_kernels: None, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Launches, "prepared", of)
     Kernels.launched = 0
-    yield
 
 
 class Block(nn.Module):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from flexact import Policy
-from flexact.ops import dispatch, policy_kernels
+from flexact.ops import dispatch, policy_kernels, policy_tables
 from flexact.ops.triton import policy as triton_policy
 from flexact.ops.triton.launch import CannotBuild, Launches
 from flexact.policy import logit_updates as policy
@@ -77,7 +77,7 @@ def launched(device: torch.device, run: Callable[[], object]) -> int:
         return count(run, device) + launch.call_count
 
 
-@pytest.mark.parametrize("changes", [one for one in POLICIES if policy_kernels.has_kernel(Policy(**one))], ids=str)
+@pytest.mark.parametrize("changes", [one for one in POLICIES if policy_tables.has_kernel(Policy(**one))], ids=str)
 def test_a_draw_takes_two_launches_and_the_policy_three(changes: dict[str, Any], device: torch.device) -> None:
     sites, every = Sites(device, **changes), range(len(SITES))
     draw = functools.partial(sites.router.refresh, True)
@@ -94,7 +94,7 @@ def test_a_draw_takes_two_launches_and_the_policy_three(changes: dict[str, Any],
 def test_the_kernel_of_the_logit_step_serves_the_default_policy_and_not_the_ablations() -> None:
     supported = [Policy(), Policy(correction="none"), Policy(correction="output_norm"), Policy(kl_on="p", noise=1.0)]
     others = [Policy(logit_step="optimizer"), Policy(correction="clipped_norm_kl"), Policy(lam="temperature")]
-    assert [policy_kernels.has_kernel(one) for one in supported + others] == [True] * 4 + [False] * 3
+    assert [policy_tables.has_kernel(one) for one in supported + others] == [True] * 4 + [False] * 3
 
 
 @pytest.mark.parametrize("share", ["model", "site"])
@@ -161,7 +161,7 @@ from itertools import product
 from flexact.ops.triton import driver, policy as policy_kernels
 from flexact.ops.triton.launch import Launches
 from flexact.config import Policy
-from flexact.ops.policy_kernels import Tables
+from flexact.ops.policy_tables import Tables
 
 built = []
 

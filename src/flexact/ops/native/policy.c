@@ -1,5 +1,5 @@
 /* The probabilities of all sites of a model, and the policy's step of their logits, in one call each. The tables are
-   described in `policy_kernels.py`; `routing.router` and `policy.logit_updates` are the reference in torch.
+   described in `policy_tables.py`; `routing.router` and `policy.logit_updates` are the reference in torch.
 
    Comparisons are written so that NaN propagates. */
 

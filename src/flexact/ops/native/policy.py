@@ -1,4 +1,4 @@
-"""The probabilities of all sites and the policy's step of their logits, in C; see `flexact.ops.policy_kernels`."""
+"""The probabilities of all sites and the policy's step of their logits, in C; see `flexact.ops.policy_tables`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flexact.config import Policy
 from flexact.ops.native import library
-from flexact.ops.policy_kernels import Tables
+from flexact.ops.policy_tables import Tables
 
 
 class _Settings(ctypes.Structure):
@@ -29,10 +29,13 @@ class _Settings(ctypes.Structure):
 
 _Step = c_void_p * 19
 """The struct Step of policy.c: pointers to `values`, the tables, the statistics and the result."""
+_READ = (torch.float32, *[torch.int64] * 4, torch.bool, *[torch.float32] * 6)
+"""The dtypes of `values` and the tables. A user's default dtype or an integer setting can cause others."""
 
 
 def draw(values: Tensor, layout: Tensor, alive: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """Return π and p; see `PolicyKernels.draw`."""
+    values, noise = values.float(), noise.float()
     pi, p = torch.empty_like(noise), torch.empty_like(noise)
     pointers = [tensor.data_ptr() for tensor in (values, layout, alive, noise, pi, p)]
     library.load().draw(*pointers, *noise.shape)
@@ -48,10 +51,12 @@ def update(
     policy: Policy,
 ) -> Tensor:
     """Return the changes to subtract from the logits; see `PolicyKernels.update`."""
-    found = values.new_empty(size)
+    pairs = zip((values, *tables), _READ, strict=True)
+    read = [tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype) for tensor, dtype in pairs]
+    found = values.new_empty(size, dtype=torch.float32)
     groups, most = len(tables.group_starts) - 1, tables.calls.shape[1] - 2
     settings = _Settings(groups, tables.alive.shape[1], most, policy.pulls_logits, float(policy.lam), *rates)
-    tensors = (values, *tables, *statistics, found)
+    tensors = (*read, *statistics, found)
     step = _Step(*[None if tensor is None else tensor.data_ptr() for tensor in tensors])
     library.load().update(ctypes.addressof(step), ctypes.addressof(settings))
     return found

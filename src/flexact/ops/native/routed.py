@@ -148,8 +148,9 @@ def _blocks(source: Tensor, blending: Blending, kept: Sequence[Tensor]) -> Itera
         return
     flat = source.as_strided((size,), (1,))
     functions = _functions(blending.keys, blending.alive)
-    for start in range(0, size, size if kept else BLOCK):
-        block = flat if kept else flat[start : start + BLOCK]
+    length = size if kept else BLOCK * torch.get_num_threads()
+    for start in range(0, size, length):
+        block = flat[start : start + length]
         tensors = kept or [tensor for pair in _given(block, blending).values() for tensor in pair]
         pairs = iter(tensors)
         addresses = [next(pairs).data_ptr() if function == 0 else None for function in functions for _ in range(2)]

@@ -18,7 +18,6 @@ from flexact.ops import closed_form, operators
 from flexact.ops.blending import Blending, packed, unpacked
 from flexact.ops.dispatch import CannotBuild
 from flexact.ops.fallback import run
-from flexact.ops.triton import nodes
 from flexact.ops.triton import routed as routed_kernels
 from flexact.ops.triton.routed import Norm, Preactivation
 
@@ -56,12 +55,7 @@ def _routed_backward(
 
 
 _KERNELS = operators.Implementation(_routed_forward, _routed_backward)
-_routed = operators.RoutedActivation("routed_activation_triton", triton_op, lambda h, blending: _KERNELS)
-
-
-def routed(h: Tensor, logits: Tensor, blending: Blending) -> tuple[Tensor, Tensor]:
-    """Return the routed activation of h and its statistics."""
-    return nodes.routed(h, logits, blending) or _routed(h, logits, blending)
+routed = operators.RoutedActivation("routed_activation_triton", triton_op, lambda h, blending: _KERNELS)
 
 
 def _normalised_forward(

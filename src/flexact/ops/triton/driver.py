@@ -11,7 +11,6 @@ import ctypes
 import functools
 import re
 import struct
-import subprocess
 from collections.abc import Sequence
 from ctypes import c_char_p, c_int, c_void_p
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any, NoReturn, cast
 
 import torch
 
+from flexact.ops.dispatch import CannotBuild
 from flexact.ops.native import library
 
 SOURCE = Path(__file__).with_name("driver.c")
@@ -121,7 +121,7 @@ def load() -> ctypes.CDLL | None:
     """Return the library of driver.c; None if it cannot be compiled."""
     try:
         driver = library.compiled((SOURCE,))
-    except (OSError, subprocess.SubprocessError):
+    except CannotBuild:
         return None
     driver.load_kernel.argtypes = [c_char_p, c_char_p, c_int, c_int, c_void_p]
     driver.launch_kernels.argtypes = [c_void_p, c_int, c_char_p, c_int, c_void_p]

@@ -15,7 +15,6 @@ import os
 import platform
 import shlex
 import shutil
-import subprocess
 import sysconfig
 import threading
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 
 import torch
 
+from flexact.ops.dispatch import CannotBuild
 from flexact.ops.native import library
 from flexact.ops.triton import driver
 
@@ -70,7 +70,7 @@ def _load() -> None:
     global _module
     try:
         module = compiled()
-    except (OSError, ImportError, subprocess.SubprocessError) as error:
+    except CannotBuild as error:
         _log.warning("flexact's extension cannot be compiled, so kernels are launched from Python: %s", error)
         return
     launcher = driver.load()
@@ -81,8 +81,7 @@ def _load() -> None:
 
 
 def compiled() -> Any:
-    """Return the extension module, which is compiled if it is not in the cache. Raise OSError, ImportError or a
-    SubprocessError if that fails."""
+    """Return the extension module, which is compiled if it is not in the cache. Raise CannotBuild if that fails."""
     return library.loaded(_build(), _imported)
 
 

@@ -1,7 +1,7 @@
 """Runs sites in the extension (`extension`), as chains of passes (`chain`).
 
-Both functions return None where the extension does not run: as long as it or a kernel is not compiled, without
-gradients, in a trace, and for rare inputs. The functions of `autograd` then run, which launch the same kernels.
+As long as the extension or a kernel is not compiled, without gradients, in a trace, and for rare inputs, the functions
+of `autograd` run instead, which launch the same kernels.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flexact.ops import operators
 from flexact.ops.blending import Blending
-from flexact.ops.triton import extension, kernels
+from flexact.ops.triton import autograd, extension, kernels
 from flexact.ops.triton.chain import Chain
 from flexact.ops.triton.moments import Running, moments_pass
 from flexact.ops.triton.routed import NOT_FUSED, Fusing, backward_pass, forward_pass
@@ -47,8 +47,13 @@ class BatchNorm(NamedTuple):
         return int((kernels.NORMALISED if self.weight is None else kernels.AFFINE).value)
 
 
-def routed(h: Tensor, logits: Tensor, blending: Blending) -> tuple[Tensor, Tensor] | None:
+def routed(h: Tensor, logits: Tensor, blending: Blending) -> tuple[Tensor, Tensor]:
     """Return the routed activation of h and its statistics."""
+    return _routed(h, logits, blending) or autograd.routed(h, logits, blending)
+
+
+def _routed(h: Tensor, logits: Tensor, blending: Blending) -> tuple[Tensor, Tensor] | None:
+    """Return the result of `routed` from the extension; None if it does not run."""
     module = _extension(h, blending)
     if module is None or _needs_python or not (h.requires_grad or logits.requires_grad):
         return None
@@ -62,7 +67,8 @@ def routed(h: Tensor, logits: Tensor, blending: Blending) -> tuple[Tensor, Tenso
 def normalised(
     y: Tensor, logits: Tensor, norm: BatchNorm, residual: Tensor | None, other: BatchNorm | None, blending: Blending
 ) -> tuple[Tensor, Tensor] | None:
-    """Return the routed activation of norm(y) + residual and its statistics, and update the running statistics.
+    """Return the routed activation of norm(y) + residual and its statistics, and update the running statistics. Return
+    None if the extension does not run.
 
     other: the batch norm of the residual, if it has one.
     """
@@ -178,8 +184,6 @@ def _routed_again(
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients with respect to h and the logits for a backward with create_graph=True."""
     global _needs_python
-    from flexact.ops.triton import autograd
-
     _needs_python = True
     h, p, temperature, logits = saved
     blending = Blending(p, p, temperature, keys, alive, channel_dim, False)
@@ -190,6 +194,4 @@ def _routed_again(
 
 
 def _normalised_again(*_: Tensor) -> tuple[Tensor | None, ...]:
-    from flexact.ops.triton import autograd
-
     raise autograd.no_second_derivative()

@@ -1,4 +1,4 @@
-"""Two Triton kernels that process all sites of a model in one launch; see `flexact.ops.policy_kernels`.
+"""Two Triton kernels that process all sites of a model in one launch; see `flexact.ops.policy_tables`.
 
 Their cost is dominated by launches. In the logit step, one program processes the rows of one group of sites that pick
 together; a row that picks alone is a group of its own. No sum spans several groups, so programs are independent.
@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from flexact.config import Policy
-from flexact.ops.policy_kernels import Tables
+from flexact.ops.policy_tables import Tables
 from flexact.ops.triton.kernels import MOST_CANDIDATES
 from flexact.ops.triton.launch import Launch, Launches, one
 
