@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from flexact.ops import runs_fused
+from flexact.ops import fallback, runs_fused
+from flexact.ops.batch_norm import BatchNorm
+from flexact.ops.blending import Blending
 from flexact.routing.layer import FlexAct
 
 if TYPE_CHECKING:
-    from flexact.ops.triton.nodes import BatchNorm
     from flexact.ops.triton.routed import Norm
 
 _Kind = TypeVar("_Kind", bound=nn.Module)
@@ -99,8 +100,6 @@ def normalised_site(site: nn.Module, *parts: Any) -> Tensor:
         if _fits(site, h):
             if torch.compiler.is_compiling():
                 return _run_fused(site, h)
-            from flexact.ops import fallback
-
             # If a kernel cannot be compiled, the parts run. The running statistics may then count this batch twice.
             fused: Tensor = fallback.run(lambda _: _run_fused(site, h), lambda _: site(h.result()), h.y)
             return fused
@@ -178,8 +177,7 @@ def _held(norm: nn.BatchNorm2d) -> list[Tensor | None]:
 
 
 def _run_fused(site: FlexAct, h: Deferred) -> Tensor:
-    from flexact.ops.triton import autograd as triton_autograd  # these need Triton
-    from flexact.ops.triton import nodes
+    from flexact.ops.triton import nodes  # needs Triton
 
     norm, y, residual, residual_norm, _ = h
     site.check_input(y)
@@ -188,16 +186,23 @@ def _run_fused(site: FlexAct, h: Deferred) -> Tensor:
         residual = torch.empty_like(y).copy_(residual)
     logits = site.logits.detach() if site.committed else site.logits
     found = None
-    if _uses_batch(norm):
-        second = None if residual_norm is None else _batch_norm(residual_norm)
-        found = nodes.normalised(y, logits, _batch_norm(norm), residual, second, routing)
+    if _uses_batch(norm) and not torch.compiler.is_compiling():
+        other = None if residual_norm is None else _batch_norm(residual_norm)
+        found = nodes.normalised(y, logits, _batch_norm(norm), residual, other, routing)
     if found is None:
-        other = None if residual_norm is None or residual is None else _norm(residual_norm, residual)
-        preactivation = triton_autograd.Preactivation(_norm(norm, y), residual, other, _uses_batch(norm))
-        found = triton_autograd.normalised(y, logits, preactivation, routing)
+        found = _run_without_extension(logits, h._replace(residual=residual), routing)
     x, statistics = found
     site.gather(routing, statistics)
     return x
+
+
+def _run_without_extension(logits: Tensor, h: Deferred, routing: Blending) -> tuple[Tensor, Tensor]:
+    from flexact.ops.triton import autograd  # needs Triton
+
+    norm, y, residual, residual_norm, _ = h
+    other = None if residual_norm is None or residual is None else _norm(residual_norm, residual)
+    preactivation = autograd.Preactivation(_norm(norm, y), residual, other, _uses_batch(norm))
+    return autograd.normalised(y, logits, preactivation, routing)
 
 
 def _uses_batch(norm: nn.BatchNorm2d) -> bool:
@@ -220,8 +225,6 @@ def _norm(norm: nn.BatchNorm2d, y: Tensor) -> Norm:
 
 def _batch_norm(norm: nn.BatchNorm2d) -> BatchNorm:
     """Return the tensors and settings of a batch norm that uses the statistics of the batch."""
-    from flexact.ops.triton.nodes import BatchNorm  # needs Triton
-
     weight, bias, running_mean, running_var, batches = _held(norm)
     running = None
     if running_mean is not None and running_var is not None and batches is not None and norm.track_running_stats:

@@ -290,7 +290,7 @@ def test_kernels_that_the_driver_cannot_launch_go_through_triton() -> None:
 def test_a_machine_without_a_compiler_launches_through_triton_and_says_so_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(driver, "_load", lambda: None)
+    monkeypatch.setattr(driver, "load", lambda: None)
     monkeypatch.setattr(driver, "parameters", lambda *_: [])
     monkeypatch.setattr(Launch, "build", lambda *_: "compiled")
     launch._warn_once.cache_clear()

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op
 
+from flexact.ops.batch_norm import Running
 from flexact.ops.operators import is_traced
 from flexact.ops.triton.launch import Launch
 from flexact.ops.triton.passes import Pass
@@ -30,8 +31,6 @@ from flexact.ops.triton.tiles import (
 )
 
 _FINISH_BLOCK = 256
-Running = tuple[Tensor, Tensor, Tensor]
-"""The running mean and variance of a batch norm, and its number of batches."""
 
 
 def moments(y: Tensor, running: Running | None, momentum: float | None, eps: float) -> Tensor:

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Hashable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flexact.ops import operators
+from flexact.ops.batch_norm import BatchNorm
 from flexact.ops.blending import Blending
 from flexact.ops.triton import autograd, extension, kernels
 from flexact.ops.triton.chain import Chain
-from flexact.ops.triton.moments import Running, moments_pass
-from flexact.ops.triton.routed import NOT_FUSED, Fusing, backward_pass, forward_pass
+from flexact.ops.triton.moments import moments_pass
+from flexact.ops.triton.routed import NOT_FUSED, Fusing, backward_pass, forward_pass, kind_of
 
 MOST_CHAINS = 1024
 """Number of cached chains at which the cache is emptied. A momentum that changes every step adds one each time."""
@@ -26,25 +27,6 @@ MOST_CHAINS = 1024
 _chains: dict[Hashable, Chain] = {}
 _needs_python = False
 """Whether a backward ran with create_graph=True. The functions in Python are faster at that."""
-
-
-class BatchNorm(NamedTuple):
-    """A batch norm that uses the statistics of the batch."""
-
-    weight: Tensor | None
-    bias: Tensor | None
-    running: Running | None
-    momentum: float | None
-    eps: float
-
-    @property
-    def key(self) -> Hashable:
-        dtype = None if self.weight is None else self.weight.dtype
-        return dtype, self.running is None, self.momentum, self.eps
-
-    @property
-    def kind(self) -> int:
-        return int((kernels.NORMALISED if self.weight is None else kernels.AFFINE).value)
 
 
 def routed(h: Tensor, logits: Tensor, blending: Blending) -> tuple[Tensor, Tensor]:
@@ -91,10 +73,9 @@ def normalised(
 
 def _extension(h: Tensor, blending: Blending) -> Any:
     """Return the extension if it is compiled and supports an input."""
-    if blending.weights is not blending.probabilities or h.numel() == 0 or not torch.is_grad_enabled():
+    if operators.is_traced(h) or blending.weights is not blending.probabilities or h.numel() == 0:
         return None
-    module = extension.ready()
-    return None if module is None or operators.is_traced(h) else module
+    return extension.ready() if torch.is_grad_enabled() else None
 
 
 def _applied(module: Any, chain: Chain, inputs: Any) -> tuple[Tensor, Tensor] | None:
@@ -151,12 +132,12 @@ def _normalised_chain(
     tensors = [found, at.get("weight", found), at.get("bias", found)]
     kind = kernels.ABSENT.value if residual is None else kernels.PLAIN.value
     if other is not None and residual is not None:
-        found, kind = moments(residual, "residual", other, "other "), other.kind
+        found, kind = moments(residual, "residual", other, "other "), kind_of(other.weight)
         tensors += [found, at.get("other weight", tensors[0]), at.get("other bias", tensors[0])]
     else:
         tensors += tensors
     tensors = [at.get("residual", tensors[0]), *tensors]
-    fusing = Fusing(True, (norm.kind, kind))
+    fusing = Fusing(True, (kind_of(norm.weight), kind))
     x, statistics = chain.add(forward_pass(y, blending, fusing), (at["y"], at["p"], *tensors))
     backward = backward_pass(y, blending, need_logits, fusing)
     channels = y.shape[1]

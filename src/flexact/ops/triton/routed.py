@@ -56,8 +56,9 @@ class Preactivation(NamedTuple):
 
     @property
     def fusing(self) -> Fusing:
-        kind = kernels.ABSENT.value if self.residual is None else kind_of(self.residual_norm)
-        return Fusing(self.batch_statistics, (kind_of(self.norm), kind))
+        kind = kernels.ABSENT if self.residual is None else kernels.PLAIN
+        other = kind.value if self.residual_norm is None else kind_of(self.residual_norm.weight)
+        return Fusing(self.batch_statistics, (kind_of(self.norm.weight), other))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -70,10 +71,9 @@ class Preactivation(NamedTuple):
 _TENSORS = 7
 
 
-def kind_of(norm: Norm | None) -> int:
-    """Return whether a tensor is normalised, and with an affine norm, as the kernels take it."""
-    kind = kernels.PLAIN if norm is None else kernels.NORMALISED if norm.weight is None else kernels.AFFINE
-    return int(kind.value)
+def kind_of(weight: Tensor | None) -> int:
+    """Return the kind of a normalised tensor, by the weight of its norm, as the kernels take it."""
+    return int((kernels.NORMALISED if weight is None else kernels.AFFINE).value)
 
 
 def forward(h: Tensor, blending: Blending, preactivation: Preactivation | None = None) -> tuple[Tensor, Tensor]:
