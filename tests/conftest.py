@@ -117,6 +117,14 @@ def triton_kernels() -> Iterator[None]:
 
 
 @pytest.fixture
+def launches_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disables the extension, for tests that watch or replace the functions in Python for which it stands in."""
+    from flexact.ops.triton import extension  # needs Triton
+
+    monkeypatch.setattr(extension, "ready", lambda: None)
+
+
+@pytest.fixture
 def tile_sizes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
     """Returns a function that sets the elements per tile and the programs per launch, so that a small tensor takes
     many.

@@ -19,7 +19,9 @@ import flexact
 from flexact import FlexConfig, Policy
 from flexact.candidates.registry import lookup
 from flexact.ops import dispatch, reference, routed_activation
+from flexact.ops.blending import Blending
 from flexact.routing import layer
+from kernels import using
 
 pytestmark = [
     pytest.mark.gpu,
@@ -98,9 +100,9 @@ def test_two_runs_with_one_seed_are_bit_identical(fuse: bool, granularity: Any, 
         torch.testing.assert_close(value, states[1][name], rtol=0, atol=0, equal_nan=True)
 
 
-def by_the_reference(h: Tensor, logits: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    """Replaces `routed_activation` by the reference implementation, differentiated by autograd, without noise."""
-    _, p, temperature, keys, alive, channel_dim, statistics = rest
+def by_the_reference(h: Tensor, logits: Tensor, blending: Blending) -> tuple[Tensor, Tensor]:
+    """Replaces `activated` by the reference implementation, differentiated by autograd, without noise."""
+    _, p, temperature, keys, alive, channel_dim, statistics = blending
     rows, k = p.shape
     left = torch.zeros(rows, k, dtype=torch.bool, device=h.device)
     left[:, list(alive)] = True
@@ -121,9 +123,9 @@ def test_a_hundred_steps_end_at_the_references_loss(
     )  # a step of the Schedule follows the sign of a gradient, and so its rounding
     ours = trained(resnet(resnets, fuse, config=config), 100, lr=GENTLE, batches=1)
     assert dispatch.active(GPU).name == "triton"
-    monkeypatch.setattr(dispatch, "_forced", "closed_form")
-    monkeypatch.setattr(layer, "routed_activation", by_the_reference)
-    theirs = trained(resnet(resnets, False, config=config), 100, lr=GENTLE, batches=1)
+    monkeypatch.setattr(layer, "activated", by_the_reference)
+    with using("closed_form"):
+        theirs = trained(resnet(resnets, False, config=config), 100, lr=GENTLE, batches=1)
     assert ours[-1] < 0.9 * ours[0], "it must learn something"
     assert ours[-1] == pytest.approx(theirs[-1], rel=1e-4)
 
@@ -237,28 +239,27 @@ def one_call(h: Tensor) -> tuple[Tensor, ...]:
 
 def test_a_built_kernel_is_launched_directly_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     from flexact.ops.triton import tiles
-    from flexact.ops.triton.launch import Launch
+    from flexact.ops.triton.launch import Launches
 
-    built: list[Launch] = []
-    build = Launch._build
+    built: list[Launches] = []
+    build = Launches._build
 
-    def counted(launch: Launch, tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
-        built.append(launch)
-        return build(launch, tensors)
+    def counted(launches: Launches, *arguments: Any) -> Any:
+        built.append(launches)
+        return build(launches, *arguments)
 
     tiles._flat.cache_clear()
-    monkeypatch.setattr(Launch, "_build", counted)
+    monkeypatch.setattr(Launches, "_build", counted)
     torch.manual_seed(0)
     memory = torch.randn(4097, device=GPU)
     first = one_call(memory[:4096])
-    assert len(built) == 4  # forward and backward, and the reduction of their sums
+    assert len(built) == 2  # the forward and the backward, each with the reduction of its sums
     again = one_call(memory[:4096])
-    assert len(built) == 4
+    assert len(built) == 2
     assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
     for h in (memory[1:], memory[:1], memory[:4095], memory[1:].view(64, 64).t()):  # another address, other sizes
         ours = one_call(h)
-        with monkeypatch.context() as patch:
-            patch.setattr(dispatch, "_forced", "closed_form")
+        with using("closed_form"):
             expected = one_call(h)
         for left, right in zip(ours, expected, strict=True):
             torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-from flexact.ops import dispatch
 from flexact.routing.sites import sites_of
 from flexact.studies.cifar_resnets import BLOCKS
 from flexact.studies.overhead import study
 from flexact.studies.overhead.options import MODES, PEAK, TRAIN, WAYS, Measurement, Options
+from kernels import using
 
 CPU = torch.device("cpu")
 Benchmark = Callable[[str], ModuleType]
@@ -27,9 +27,10 @@ Rows = list[dict[str, str]]
 
 
 @pytest.fixture(autouse=True)
-def _usual_kernels_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "_forced", None)
+def _usual_kernels_afterwards(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with using("auto"):
+        yield
 
 
 def gpu_options(device: str = "cuda", **given: Any) -> Options:

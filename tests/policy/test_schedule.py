@@ -884,3 +884,29 @@ def test_a_step_with_a_closure_equals_a_step_after_a_backward(choices: dict[str,
 
     ours, theirs = dict(trained(with_closure=True)), dict(trained(with_closure=False))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*steps are few")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_default_dtype_of_torch_changes_nothing(dtype: torch.dtype) -> None:
+    """Solvers of differential equations usually set it to float64."""
+    x, states, before = torch.linspace(-2, 2, 30, dtype=dtype).view(10, 3), [], torch.get_default_dtype()
+    for default in (torch.float32, torch.float64):
+        torch.set_default_dtype(default)
+        try:
+            torch.manual_seed(0)
+            plain = nn.Sequential(nn.Linear(3, 6, dtype=dtype), nn.ReLU(), nn.Linear(6, 1, dtype=dtype))
+            model = convert(plain, config=one_by_one(noise=1.0))
+            optimizer = torch.optim.SGD(param_groups(model, lr=0.1))
+            schedule = Schedule(model, 20, optimizer)
+            for _ in range(20):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+                schedule.step()
+        finally:
+            torch.set_default_dtype(before)
+        assert schedule.committed
+        states.append(model.state_dict())
+    for name, tensor in states[0].items():
+        torch.testing.assert_close(states[1][name], tensor, rtol=0, atol=0, equal_nan=True)

@@ -6,7 +6,7 @@ import csv
 import functools
 import json
 import runpy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,6 @@ import torch
 import flexact
 from flexact.cli.app import main
 from flexact.io import csv_rows
-from flexact.ops import dispatch
 from flexact.routing.sites import sites_of
 from flexact.studies.cifar_resnets import BLOCKS
 from flexact.studies.cuda_graph import study_stream
@@ -24,6 +23,7 @@ from flexact.studies.overhead.options import BASELINE, PARAMETERS, TRAIN, Cell, 
 from flexact.studies.overhead.study import PAPER, planned, run, written
 from flexact.studies.overhead.timing import interleaved, ratios, spread
 from flexact.studies.overhead.training import Batch, PlainSite, Training, build
+from kernels import using
 
 count = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "launches.py"))["count"]
 RESULTS = Path(__file__).parents[2] / "results" / "overhead"
@@ -42,9 +42,10 @@ TINY = Options(
 
 
 @pytest.fixture(autouse=True)
-def _usual_kernels_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "_forced", None)
+def _usual_kernels_afterwards(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with using("auto"):
+        yield
 
 
 @pytest.fixture

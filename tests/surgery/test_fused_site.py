@@ -39,7 +39,7 @@ def apart() -> Iterator[None]:
 
 
 @pytest.fixture
-def fused_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def fused_calls(monkeypatch: pytest.MonkeyPatch, launches_from_python: None) -> list[int]:
     """A list that grows by one with each fused call."""
     calls: list[int] = []
     forward = routed.forward

@@ -136,14 +136,16 @@ def test_without_a_cache_folder_the_library_goes_into_a_temporary_one(
 def test_an_edited_source_and_another_compiler_are_compiled_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = tmp_path / "two.c"
-    source.write_text("int two(void) { return 2; }")
-    first = library._built(tmp_path, (source,))
-    assert library._built(tmp_path, (source,)) == first
-    monkeypatch.setattr(dispatch, "c_compiler", lambda: (script(tmp_path, f'exec {COMPILER} "$@"'),))
-    other = library._built(tmp_path, (source,))
-    source.write_text("int two(void) { return 1 + 1; }")
-    assert len({first, other, library._built(tmp_path, (source,))}) == 3
+    source, cache = tmp_path / "number.c", tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    for number in (2, 3):
+        source.write_text(f"int number(void) {{ return {number}; }}")
+        for compiler in (str(COMPILER), script(tmp_path, f'exec {COMPILER} "$@"')):
+            monkeypatch.setattr(dispatch, "c_compiler", lambda compiler=compiler: (compiler,))
+            for _ in range(2):
+                assert library.compiled((source,)).number() == number
+    assert runs(tmp_path) == 2
+    assert len(list(cache.glob("flexact/number-*.so"))) == 4
 
 
 WORKERS = """

@@ -244,7 +244,9 @@ NO_COMPILER = CannotBuild("_forward: OSError: no compiler")
 
 
 @pytest.fixture
-def breaking(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[object, str, Exception], None]]:
+def breaking(
+    monkeypatch: pytest.MonkeyPatch, launches_from_python: None
+) -> Iterator[Callable[[object, str, Exception], None]]:
     """Returns a function that makes a function of a module raise. Triton is disabled for this test only."""
 
     def set_up(module: object, name: str, error: Exception) -> None:

@@ -69,6 +69,7 @@ def results(h: Tensor, keys: tuple[str, ...], rows: int, alive: tuple[int, ...])
     return {"x": x.detach(), "statistics": statistics, "to_h": to_h, "to_logits": to_logits}
 
 
+@pytest.mark.usefixtures("launches_from_python")
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("alive", [(0, 1, 2, 3), (1, 2), (2,)])
 def test_a_form_gives_the_results_of_the_closed_form(

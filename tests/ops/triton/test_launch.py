@@ -16,7 +16,8 @@ import pytest
 import torch
 import triton
 
-from flexact.ops.triton import driver, launch, tiles
+from flexact.ops import dispatch
+from flexact.ops.triton import driver, extension, launch, tiles
 from flexact.ops.triton.launch import Dtypes, Launch, Launches
 from flexact.ops.triton.tiles import FLAT, MOMENTS, MOST_PLANS, Tiles, by_channel
 
@@ -290,7 +291,8 @@ def test_kernels_that_the_driver_cannot_launch_go_through_triton() -> None:
 def test_a_machine_without_a_compiler_launches_through_triton_and_says_so_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(driver, "load", lambda: None)
+    monkeypatch.setattr(dispatch, "c_compiler", lambda: ("false",))
+    monkeypatch.setattr(driver, "load", driver.load.__wrapped__)
     monkeypatch.setattr(driver, "parameters", lambda *_: [])
     monkeypatch.setattr(Launch, "build", lambda *_: "compiled")
     launch._warn_once.cache_clear()
@@ -299,6 +301,17 @@ def test_a_machine_without_a_compiler_launches_through_triton_and_says_so_once(
         for _ in range(2):
             assert Launches._build(kernels, 0, (torch.float32,) * 2) is None
     assert len([record for record in caplog.records if "cannot be launched directly" in record.message]) == 1
+
+
+def test_a_failed_compilation_of_the_extension_is_logged_and_ends_its_thread(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(extension, "compiler", lambda: ("false",))
+    monkeypatch.setattr(extension, "_module", None)
+    with caplog.at_level(logging.WARNING, logger="flexact"):
+        extension._load()
+    assert "kernels are launched from Python: false: exit status 1" in caplog.text
+    assert extension._module is None
 
 
 def test_a_plan_is_cached_by_tiles_and_choices() -> None:
