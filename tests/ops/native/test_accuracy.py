@@ -115,3 +115,7 @@ def test_gelu_keeps_its_digits_where_the_distribution_function_is_small() -> Non
     value = torch.tensor([float(x) for x in exact], dtype=torch.float64)
     ours = computed("gelu", h)[0].double()
     assert float(((ours - value) / value).abs().max()) < 1.2e-6
+
+
+def test_every_formula_in_c_is_tested() -> None:
+    assert {"given", *SMOOTH, *BELOW_0, *PIECEWISE_POLYNOMIAL} == {*native.FUNCTIONS}
