@@ -1,5 +1,6 @@
 """Tests of `flexact doctor`, which describes the machine and the kernels that run on it."""
 
+import os
 import re
 import subprocess
 import sys
@@ -98,3 +99,34 @@ def test_the_command_prints_plain_lines() -> None:
     done = subprocess.run([sys.executable, "-m", "flexact", "doctor"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert f"torch: {torch.__version__}" in done.stdout.splitlines()
+
+
+def _run_doctor(**environment: str) -> dict[str, str]:
+    """Returns what the command prints in a process with other environment variables."""
+    own = {name: value for name, value in os.environ.items() if name not in ("CC", dispatch.VARIABLE)} | environment
+    done = subprocess.run([sys.executable, "-m", "flexact", "doctor"], env=own, stdout=subprocess.PIPE, text=True)
+    return dict(line.split(": ", 1) for line in done.stdout.splitlines())
+
+
+def test_without_a_c_compiler_it_says_so() -> None:
+    found = _run_doctor(PATH="")
+    assert found["cpu kernels"] == "closed_form (there is no C compiler)"
+    assert found["C compiler"] == "none (install gcc or clang, or set the variable CC)"
+
+
+def test_it_tries_the_c_compiler_and_shows_its_error(tmp_path: Path) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text("#!/bin/sh\necho no space left >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    found = _run_doctor(CC=str(compiler), XDG_CACHE_HOME=str(tmp_path))
+    assert found["cpu kernels"].startswith("closed_form (flexact's CPU kernels cannot be built")
+    assert "no space left" in found["cpu kernels"]
+
+
+@pytest.mark.skipif(not dispatch.c_compiler(), reason="there is no C compiler")
+def test_it_names_the_c_compiler_and_the_cache_folder(tmp_path: Path) -> None:
+    found = _run_doctor(XDG_CACHE_HOME=str(tmp_path))
+    assert found["cpu kernels"] == "native"
+    assert found["C compiler"].endswith(f"its libraries are kept in {tmp_path / 'flexact'}")
+    (tmp_path / "flexact").chmod(0o777)
+    assert "are not kept" in _run_doctor(XDG_CACHE_HOME=str(tmp_path))["C compiler"]

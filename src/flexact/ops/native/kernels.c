@@ -6,7 +6,7 @@
    sum, and the other to the sums that the policy or the gradient of the logits needs.
 
    Accuracy: a function f has an error of at most 8 * 2^-24 (|f(h)| + |h f'(h)|), that of four units in the last place
-   of its value and of h; a third derivative twice that. Results below 1e-35 may be rounded to 0. In particular GELU is
+   of its value and of h; a third derivative twice that. Results below 1e-32 may be rounded to 0. In particular GELU is
    accurate to 1e-6 of its value at h = -6, where torch's float32 GELU has lost all digits.
 
    Comparisons are written so that NaN propagates. Sums are added up per chunk, and the chunks in their order, so that

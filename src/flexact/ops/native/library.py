@@ -133,7 +133,9 @@ def _compile(library: Path, build: Build) -> None:
         command = [*build.compiler, *flags, "-o", str(library), *map(str, build.sources), *build.libraries]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
-        except (OSError, subprocess.SubprocessError) as error:
+        except subprocess.TimeoutExpired as error:
+            raise CannotBuild(f"{build.compiler[0]} did not finish within {TIMEOUT} s") from error
+        except OSError as error:
             raise CannotBuild(str(error)) from error
         if done.returncode == 0:
             return
