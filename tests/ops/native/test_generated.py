@@ -18,16 +18,16 @@ from flexact.candidates.registry import lookup
 from flexact.ops import dispatch, routed_activation
 from flexact.ops.native import generated, library
 from flexact.ops.native import routed as native
+from kernels import using
 
 if dispatch.why_not_native("cpu"):
     pytest.skip("there is no C compiler", allow_module_level=True)
 
 
 @pytest.fixture(autouse=True)
-def _in_c() -> Iterator[None]:
-    dispatch.use("native")
-    yield
-    dispatch.use("auto")
+def _native_kernels() -> Iterator[None]:
+    with using("native"):
+        yield
 
 
 def results(h: Tensor, keys: tuple[str, ...], probabilities: list[float]) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,16 +14,11 @@ import flexact
 from custom_activations import SUPPORTED, UNSUPPORTED, register_unchecked
 from flexact import FlexConfig
 from flexact.candidates.registry import lookup, register_candidate
-from flexact.ops import dispatch, routed_activation, runs_fused
+from flexact.ops import routed_activation, runs_fused
 from flexact.ops.triton import basis, generated
+from kernels import using
 
-
-@pytest.fixture(autouse=True)
-def _with_triton() -> Iterator[None]:
-    dispatch.use("triton")
-    yield
-    assert not dispatch._broken
-    dispatch.use("auto")
+pytestmark = pytest.mark.usefixtures("triton_kernels")
 
 
 def results(h: Tensor, keys: tuple[str, ...], alive: tuple[int, ...]) -> dict[str, Tensor]:
@@ -40,8 +35,9 @@ def test_a_generated_form_gives_the_results_of_the_closed_form(name: str, device
     keys, h = ("tanh", name, "relu"), torch.linspace(-9.1, 9.3, 403, device=device)
     assert runs_fused(h, keys, (0, 1, 2))
     ours = results(h, keys, (0, 1, 2))
-    dispatch.use("closed_form")
-    for what, tensor in results(h.double(), keys, (0, 1, 2)).items():
+    with using("closed_form"):
+        exact = results(h.double(), keys, (0, 1, 2))
+    for what, tensor in exact.items():
         torch.testing.assert_close(ours[what].double(), tensor.double(), rtol=1e-5, atol=2e-5)
 
 
@@ -60,8 +56,9 @@ def test_other_functions_run_in_the_closed_form_and_the_reason_is_logged(
     assert not runs_fused(h, keys, (0, 1, 2))
     assert runs_fused(h, keys, (0, 2))
     results(h, keys, (0, 2))
-    dispatch.use("closed_form")
-    for what, tensor in results(h, keys, (0, 1, 2)).items():
+    with using("closed_form"):
+        expected = results(h, keys, (0, 1, 2))
+    for what, tensor in expected.items():
         assert torch.equal(ours[what], tensor)
 
 
@@ -112,6 +109,7 @@ import torch
 from custom_activations import SUPPORTED
 from flexact.candidates.registry import register_candidate
 from flexact.ops.triton import basis, generated
+from kernels import using
 from kernel_of_a_form import kernel
 
 h = torch.randn(64)

@@ -108,7 +108,7 @@ def test_float64_uses_the_closed_form(device: torch.device, monkeypatch: pytest.
     assert result.x.dtype == torch.float64
 
 
-def wave(h: Tensor) -> Tensor:
+def wave(h: torch.Tensor) -> torch.Tensor:
     """A function whose code cannot be generated."""
     return torch.sin(h.double()).to(h.dtype)
 
