@@ -91,10 +91,13 @@ def _own_registry() -> Iterator[None]:
 def _forget_candidates() -> None:
     """Clears what is cached by the name of a candidate, which is registered only once in a process of a user."""
     cached = {"flexact.ops": ["_forms"], "flexact.ops.triton.basis": ["has_form", "blend"]}
-    cached["flexact.ops.triton.custom_forms"] = ["check"]
+    cached |= {"flexact.ops.triton.custom_forms": ["works"], "flexact.ops.triton.generated": ["_form"]}
+    cached |= {"flexact.ops.native.routed": ["_functions", "_plan"], "flexact.ops.native.generated": ["address"]}
     for module, names in cached.items():
         for name in names if module in sys.modules else ():
             getattr(sys.modules[module], name).cache_clear()
+    if "flexact.ops.triton.generated" in sys.modules:
+        sys.modules["flexact.ops.triton.generated"]._rejected.clear()
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -419,7 +419,7 @@ class TestLeftToTheParts:
         falls_back(site, nn.BatchNorm2d(3).to(device), images(device))
 
     def test_a_candidate_without_a_triton_form(self, device: torch.device) -> None:
-        flexact.register_candidate("wave", torch.sin)
+        flexact.register_candidate("wave", lambda h: torch.sin(h.double()).to(h.dtype))
         site = FlexAct(("relu", "wave"), config=QUIET).to(device)
         falls_back(site, nn.BatchNorm2d(3).to(device), images(device))
 
@@ -432,7 +432,7 @@ class TestLeftToTheParts:
 def test_a_dropped_candidate_without_a_triton_form_does_not_prevent_fusion(
     device: torch.device, fused_calls: list[int]
 ) -> None:
-    flexact.register_candidate("wave", torch.sin)
+    flexact.register_candidate("wave", lambda h: torch.sin(h.double()).to(h.dtype))
     site, norm = FlexAct(("relu", "wave", "tanh"), config=QUIET).to(device), nn.BatchNorm2d(3).to(device)
     site.drop(torch.tensor([[False, True, False]]), 1)
     ours = normalised_site(site, norm, images(device))

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexact.candidates.registry import lookup
 from flexact.ops import closed_form, differentiable, dispatch, inductor_form, operators
 from flexact.ops.blending import Blending
 from flexact.ops.native import routed as native
@@ -83,16 +82,15 @@ def runs_fused(h: Tensor, keys: tuple[str, ...], alive: Sequence[int]) -> bool:
 
 def _triton_takes(device: torch.device, keys: tuple[str, ...], alive: tuple[int, ...], recorded: bool) -> bool:
     """Return whether the kernels run on a device and have a form of each alive candidate; torch.compile cannot record
-    the forms of custom candidates. Raise if the form of a custom candidate is wrong."""
+    the forms of custom candidates. Raise if a user's form of a custom candidate is wrong."""
     if dispatch.active(device).name != "triton":
         return False
     has_forms, custom = _forms(keys, alive)
-    if custom and has_forms and not recorded:
-        from flexact.ops.triton import custom_forms  # needs Triton
+    if not (has_forms and custom):
+        return has_forms
+    from flexact.ops.triton import custom_forms  # needs Triton
 
-        for key in custom:
-            custom_forms.check(key, device)
-    return has_forms and not (custom and recorded)
+    return not recorded and all(custom_forms.works(key, device) for key in custom)
 
 
 @functools.cache
@@ -101,7 +99,7 @@ def _forms(keys: tuple[str, ...], alive: tuple[int, ...]) -> tuple[bool, tuple[s
     from flexact.ops.triton import basis  # needs Triton
 
     left = [keys[k] for k in alive]
-    return all(map(basis.has_form, left)), tuple(key for key in left if lookup(key).triton is not None)
+    return all(map(basis.has_form, left)), tuple(key for key in left if basis.is_custom(key))
 
 
 # Same as torch.compiler.assume_constant_result, which would import the whole compiler here.

@@ -227,7 +227,7 @@ def test_the_compiler_sees_the_kernels_and_does_not_recompile_as_the_temperature
 @pytest.mark.usefixtures("triton_kernels")
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 def test_a_candidate_without_a_triton_form_compiles_without_graph_breaks(device: torch.device) -> None:
-    flexact.register_candidate("wave", torch.sin)
+    flexact.register_candidate("wave", lambda h: torch.sin(h.double()).to(h.dtype))
     torch._dynamo.reset()
     model = flexact.convert(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), config=FlexConfig(candidates=("relu", "wave")))
     model = model.to(device)

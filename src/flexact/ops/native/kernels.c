@@ -16,19 +16,18 @@
 #error "clang's OpenMP runtime aborts the process if torch has loaded another copy of it"
 #endif
 
-#include <math.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
+
+#include "elementary.h"
 
 #define TILE 512
 #define CHUNK (64 * TILE)
 #define MOST 16 /* candidates of a site */
 
-/* In the order of FUNCTIONS in routed.py. The pairs of GIVEN come from arrays. */
+/* In the order of FUNCTIONS in routed.py. The pairs of GIVEN come from arrays, those of GENERATED from other code. */
 enum {
     GIVEN, RELU, LEAKY_RELU, SIGMOID, TANH, IDENTITY, GELU, SILU, MISH, ELU, SELU, SOFTPLUS, HARDSWISH, RELU6, SOFTSIGN,
-    RELU_SQUARED, SINE, GELU_TANH
+    RELU_SQUARED, SINE, GELU_TANH, GENERATED
 };
 
 #define LEAK 0.01f
@@ -36,32 +35,6 @@ enum {
 #define SELU_ALPHA 1.6732632423543772f
 #define GAUSSIAN 0.3989422804014327f /* 1 / sqrt(2 pi) */
 #define CUBIC 0.044715f
-
-/* exp(x) and exp(x) - 1 for x <= 0, both accurate to a few units in the last place. Below -87, where it approaches the
-   subnormal numbers, exp(x) is 0. */
-typedef struct {
-    float exp, less_one;
-} Exp;
-
-static inline Exp exp_of_negative(float x) {
-    const float to_integer = 12582912.0f; /* 1.5 * 2^23: in a sum with it, the lowest bits are the rounded summand */
-    const float clamped = x < -87.0f ? -87.0f : x;
-    const float shifted = clamped * 1.44269504088896341f + to_integer, k = shifted - to_integer;
-    const float r = (clamped - k * 0.693359375f) + k * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r;
-    uint32_t bits;
-    memcpy(&bits, &shifted, 4);
-    bits = (bits + 127) << 23;
-    float scale; /* 2^k */
-    memcpy(&scale, &bits, 4);
-    return (Exp){x < -87.0f ? 0.0f : p * scale + scale, p * scale + (scale - 1.0f)};
-}
 
 /* log(1 + e) for 0 <= e <= 1, by the series of 2 artanh(e / (2 + e)). */
 static inline float log_of_one_plus(float e) {
@@ -117,21 +90,7 @@ static inline Bounded tanh_of_softplus(float h, float e) {
     return (Bounded){n * r, 4.0f * d * (n + d) * r * r};
 }
 
-/* The sines and cosines of h. A multiple of pi / 2 is removed in double precision; large numbers are left to libm. */
-static inline void sine_of(float h, float *sine, float *cosine) {
-    const double to_integer = 6755399441055744.0; /* 1.5 * 2^52 */
-    const double shifted = h * 0.63661977236758134 + to_integer, k = shifted - to_integer;
-    const float r = (float)(h - k * 1.5707963267948966), q = r * r;
-    uint64_t bits;
-    memcpy(&bits, &shifted, 8);
-    const uint32_t quadrant = (uint32_t)bits;
-    const float s = ((-1.9515295891e-4f * q + 8.3321608736e-3f) * q - 1.6666654611e-1f) * q * r + r;
-    const float c = ((2.4433157118e-5f * q - 1.3887316255e-3f) * q + 4.1666645683e-2f) * q * q + (1.0f - 0.5f * q);
-    const float a = quadrant & 1 ? c : s, b = quadrant & 1 ? s : c;
-    *sine = quadrant & 2 ? -a : a;
-    *cosine = (quadrant + 1) & 2 ? -b : b;
-}
-
+/* The sines and cosines of h. Large numbers are left to libm. */
 static void sines(int size, const float *restrict h, float *restrict sine, float *restrict cosine) {
     int large = 0;
     for (int i = 0; i < size; i++) {
@@ -235,6 +194,9 @@ static void second_and_third(int function, int size, const Tile *restrict tile, 
     }
 }
 
+/* Write the value and the slope of each input. */
+typedef void Generated(int size, const float *restrict inputs, float *restrict values, float *restrict slopes);
+
 /* The candidates of a sweep that are not dropped, and which one of each pair is blended and which one is summed. */
 typedef struct {
     int32_t count;
@@ -244,6 +206,7 @@ typedef struct {
     int32_t blended;       /* 0 or 1; -1 for no blend */
     int32_t summed;        /* 0 or 1; -1 for no sums */
     int32_t shares_e, shares_bell; /* whether a candidate needs these parts of a tile */
+    Generated *generated[MOST];    /* the code of each GENERATED candidate */
 } Plan;
 
 typedef struct {
@@ -292,6 +255,8 @@ static void sweep_chunk(const Plan *plan, const Arrays *arrays, int64_t start, i
                 pair[0] = arrays->given[2 * k] + at, pair[1] = arrays->given[2 * k + 1] + at;
             else if (plan->summed < 0 && weight == 0)
                 continue;
+            else if (plan->functions[k] == GENERATED)
+                plan->generated[k](size, tile.h, firsts, seconds);
             else
                 (plan->higher ? second_and_third : value_and_slope)(plan->functions[k], size, &tile, firsts, seconds);
             if (plan->blended >= 0 && weight != 0) { /* a zero weight masks infinite values */

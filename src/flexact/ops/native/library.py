@@ -28,8 +28,12 @@ from flexact.ops import dispatch
 from flexact.ops.dispatch import CannotBuild
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.c", "policy.c"))
+HEADERS = tuple(Path(__file__).with_name(name) for name in ("elementary.h", "generated.h"))
 Loaded = TypeVar("Loaded")
-_COMMON = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
+_COMMON = (
+    *("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared"),
+    f"-I{HEADERS[0].parent}",
+)
 _VECTORS = ("-march=native", *(["-mprefer-vector-width=512"] if platform.machine() in ("x86_64", "AMD64") else []))
 FLAGS = ((*_COMMON, *_VECTORS, "-fopenmp"), (*_COMMON, *_VECTORS, "-fopenmp-simd"), _COMMON)
 """The compiler's flags, followed by those for a compiler that refuses them: without threads, as clang; without newer
@@ -77,8 +81,17 @@ class Build(NamedTuple):
 
 def compiled(sources: tuple[Path, ...]) -> ctypes.CDLL:
     """Return the library of some C files; compile it if it is not in the cache. Raise CannotBuild if that fails."""
-    build = Build(sources, dispatch.c_compiler(), FLAGS, ("-lm", "-ldl"), _processor())
+    depends_on = (*_processor(), *(header.read_text() for header in HEADERS))
+    build = Build(sources, dispatch.c_compiler(), FLAGS, ("-lm", "-ldl"), depends_on)
     return loaded(build, lambda library: ctypes.CDLL(str(library)))
+
+
+def generated(code: str) -> ctypes.CDLL:
+    """Return the library of generated code; see `compiled`."""
+    with tempfile.TemporaryDirectory(prefix="flexact") as folder:
+        source = Path(folder) / "generated.c"
+        source.write_text(code)
+        return compiled((source,))
 
 
 def loaded(build: Build, load: Callable[[Path], Loaded]) -> Loaded:

@@ -1,8 +1,8 @@
 """The routed activation in C: forward, backward and higher derivatives of a site on float32 tensors.
 
-The candidates in FUNCTIONS have formulas in kernels.c. For the others, torch computes the values and slopes, block by
-block, and the C code blends and sums them. The backward recomputes the values of the former, and keeps those of the
-latter for tensors of up to `closed_form.MOST_KEPT` elements.
+The candidates in FUNCTIONS have formulas in kernels.c, and most others have generated code. For the rest, torch
+computes the values and slopes, block by block, and the C code blends and sums them. The backward recomputes the former,
+and keeps the latter for tensors of up to `closed_form.MOST_KEPT` elements.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Iterator, Sequence
-from ctypes import c_int32
+from ctypes import c_int32, c_void_p
 
 import torch
 from torch import Tensor
@@ -19,13 +19,14 @@ from flexact.candidates.registry import lookup
 from flexact.ops import dispatch
 from flexact.ops.blending import Blending
 from flexact.ops.closed_form import BLOCK, MOST_KEPT, dense, with_layout_of
-from flexact.ops.native import library
+from flexact.ops.native import generated, library
 
 FUNCTIONS = (
     *("given", "relu", "leaky_relu", "sigmoid", "tanh", "identity", "gelu", "silu", "mish", "elu", "selu", "softplus"),
     *("hardswish", "relu6", "softsign", "relu_squared", "sine", "gelu_tanh"),
 )
 """The functions of kernels.c in the order of its enumeration."""
+_GENERATED = len(FUNCTIONS)
 _OF_EXP = frozenset({"sigmoid", "tanh", "silu", "mish", "elu", "selu", "softplus"})
 
 
@@ -41,11 +42,12 @@ class _Plan(ctypes.Structure):
         ("summed", c_int32),
         ("shares_e", c_int32),
         ("shares_bell", c_int32),
+        ("generated", c_void_p * dispatch.MOST_CANDIDATES),
     )
 
 
 _Given = dict[int, tuple[Tensor, Tensor]]
-"""The values and slopes of the candidates without a formula, by their position among those that are not dropped."""
+"""The values and slopes of the candidates that torch computes, by their position among those that are not dropped."""
 
 
 def supports(h: Tensor, blending: Blending) -> bool:
@@ -65,8 +67,8 @@ def supports(h: Tensor, blending: Blending) -> bool:
 
 
 def has_formulas(blending: Blending) -> bool:
-    """Return whether every candidate that is not dropped has a formula in C."""
-    return 0 not in _functions(blending.keys, blending.alive)
+    """Return whether every candidate that is not dropped has a formula in kernels.c, which `blend` needs."""
+    return {0, _GENERATED}.isdisjoint(_functions(blending.keys, blending.alive))
 
 
 def forward(h: Tensor, blending: Blending, kept: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
@@ -141,24 +143,23 @@ def _materialised(tensor: Tensor) -> Tensor:
 
 
 def _blocks(source: Tensor, blending: Blending, kept: Sequence[Tensor]) -> Iterator[tuple[int, int, object]]:
-    """Yield the start and size of each block, and pointers to the pairs of the candidates without a formula."""
-    size = source.numel()
-    if has_formulas(blending):
+    """Yield the start and size of each block, and pointers to the pairs of the candidates that torch computes."""
+    size, functions = source.numel(), _functions(blending.keys, blending.alive)
+    if 0 not in functions:
         yield 0, size, None
         return
     flat = source.as_strided((size,), (1,))
-    functions = _functions(blending.keys, blending.alive)
     length = size if kept else BLOCK * torch.get_num_threads()
     for start in range(0, size, length):
         block = flat[start : start + length]
         tensors = kept or [tensor for pair in _given(block, blending).values() for tensor in pair]
         pairs = iter(tensors)
         addresses = [next(pairs).data_ptr() if function == 0 else None for function in functions for _ in range(2)]
-        yield start, block.numel(), (ctypes.c_void_p * len(addresses))(*addresses)
+        yield start, block.numel(), (c_void_p * len(addresses))(*addresses)
 
 
 def _given(source: Tensor, blending: Blending) -> _Given:
-    """Return the flat values and slopes of the candidates without a formula."""
+    """Return the flat values and slopes of the candidates that torch computes."""
     found: _Given = {}
     flat = source.as_strided((source.numel(),), (1,))
     for position, function in enumerate(_functions(blending.keys, blending.alive)):
@@ -185,13 +186,18 @@ def _logit_gradient(sums: Tensor, blending: Blending) -> Tensor:
 
 @functools.cache
 def _functions(keys: tuple[str, ...], alive: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the numbers of the candidates that are not dropped."""
-    names = [lookup(keys[k]).name for k in alive]
-    return tuple(FUNCTIONS.index(name) if name in FUNCTIONS else 0 for name in names)
+    """Return the numbers of the candidates that are not dropped; 0 for those that torch computes."""
+    left = [(keys[k], lookup(keys[k]).name) for k in alive]
+    return tuple(
+        FUNCTIONS.index(name) if name in FUNCTIONS else _GENERATED if generated.address(key) else 0
+        for key, name in left
+    )
 
 
 @functools.cache
 def _plan(keys: tuple[str, ...], alive: tuple[int, ...], *, blended: int, summed: int, higher: bool = False) -> _Plan:
     functions = _functions(keys, alive)
-    names = {FUNCTIONS[function] for function in functions}
-    return _Plan(len(alive), functions, alive, higher, blended, summed, not _OF_EXP.isdisjoint(names), "gelu" in names)
+    names = {FUNCTIONS[function] for function in functions if function != _GENERATED}
+    shares = not _OF_EXP.isdisjoint(names), "gelu" in names
+    code = [generated.address(keys[k]) if f == _GENERATED else 0 for k, f in zip(alive, functions, strict=True)]
+    return _Plan(len(alive), functions, alive, higher, blended, summed, *shares, tuple(code))

@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from flexact.candidates.registry import lookup
+from flexact.ops.triton import generated
 from flexact.ops.triton.basis_functions import FORMS
 
 FEW = 10
@@ -80,10 +81,14 @@ def is_fast(h: Tensor) -> bool:
 
 def form(key: str) -> dict[Part, float]:
     """Return a candidate as coefficients by basis function; empty if it has no Triton implementation."""
-    if key in FORMS:
+    if not is_custom(key):
         return FORMS[key]
-    custom = lookup(key).triton
+    custom = lookup(key).triton or generated.form(key)
     return {} if custom is None else {custom: 1.0}
+
+
+def is_custom(key: str) -> bool:
+    return key not in FORMS
 
 
 @functools.cache

@@ -1,0 +1,1 @@
+"""Fused code for candidates that are written in torch: recording, printing and checking."""
