@@ -46,7 +46,8 @@ def load() -> ctypes.CDLL:
     SubprocessError if that fails."""
     library, pointer = compiled(SOURCES), c_void_p
     library.sweep.argtypes = [pointer] * 7 + [c_int64, c_int]
-    library.sweep.restype = c_int
+    library.gradients.argtypes = [pointer] * 8 + [c_int64, c_int]
+    library.sweep.restype = library.gradients.restype = c_int
     library.means.argtypes = [pointer, c_int64, c_int, pointer]
     library.logit_gradient.argtypes = [pointer, pointer, pointer, c_int, pointer]
     library.draw.argtypes = [pointer] * 6 + [c_int64, c_int]
@@ -54,6 +55,12 @@ def load() -> ctypes.CDLL:
     for function in (library.means, library.logit_gradient, library.draw, library.update):
         function.restype = None
     return library
+
+
+def check(failed: int) -> None:
+    """Raise a MemoryError if a function of kernels.c reports one."""
+    if failed:
+        raise MemoryError("flexact's CPU kernel could not allocate memory")
 
 
 def compiled(sources: tuple[Path, ...]) -> ctypes.CDLL:

@@ -16,6 +16,7 @@ from torch.library import triton_op
 from flexact.errors import FlexActError
 from flexact.ops import closed_form, operators
 from flexact.ops.blending import Blending, packed, unpacked
+from flexact.ops.closed_form_blends import ClosedFormBlends
 from flexact.ops.dispatch import CannotBuild
 from flexact.ops.fallback import run
 from flexact.ops.triton import routed as routed_kernels
@@ -54,7 +55,7 @@ def _routed_backward(
     return run(fused, lambda delta: closed_form.backward(delta, h, blending, need_logits), delta)
 
 
-_KERNELS = operators.Implementation(_routed_forward, _routed_backward)
+_KERNELS = operators.Implementation(_routed_forward, _routed_backward, ClosedFormBlends)
 routed = operators.RoutedActivation("routed_activation_triton", triton_op, lambda h, blending: _KERNELS)
 
 
