@@ -218,18 +218,27 @@ static void load(Tile *restrict tile, const Plan *plan, const float *restrict h,
         for (int i = 0; i < size; i++) tile->bell[i] = exp_of_negative(-0.5f * tile->h[i] * tile->h[i]).exp;
 }
 
+/* Four accumulators each, because the additions to one of them have to wait for each other. */
+#define SUM(ITEM)                                                                     \
+    const int quarter = size / 4;                                                     \
+    float first = 0, second = 0, third = 0, fourth = 0;                               \
+    _Pragma("omp simd reduction(+ : first, second, third, fourth)")                   \
+    for (int i = 0; i < quarter; i++) {                                               \
+        first += ITEM(i), second += ITEM(i + quarter);                                \
+        third += ITEM(i + 2 * quarter), fourth += ITEM(i + 3 * quarter);              \
+    }                                                                                 \
+    double sum = (double)first + second + third + fourth;                             \
+    for (int i = 4 * quarter; i < size; i++) sum += ITEM(i);                          \
+    return sum
+
 static double sum_of_products(const float *restrict a, const float *restrict b, int size) {
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int i = 0; i < size; i++) sum += a[i] * b[i];
-    return sum;
+#define PRODUCT(i) a[i] * b[i]
+    SUM(PRODUCT);
 }
 
 static double sum_of_sizes(const float *restrict a, int size) {
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int i = 0; i < size; i++) sum += fabsf(a[i]);
-    return sum;
+#define SIZE(i) fabsf(a[i])
+    SUM(SIZE);
 }
 
 static void sweep_chunk(const Plan *plan, const Arrays *arrays, int64_t start, int64_t end, double *sums) {
