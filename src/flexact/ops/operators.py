@@ -51,7 +51,7 @@ class RoutedActivation:
             x, gathered = self.operator(h, logits, *packed(blending))
         elif torch.is_grad_enabled() and (h.requires_grad or logits.requires_grad):
             statistics: list[Tensor] = []
-            x, _ = _Eager.apply(h, logits, blending, self._choose(h, blending), statistics)  # type: ignore[no-untyped-call]
+            x, *_ = _Eager.apply(h, logits, blending, self._choose(h, blending), statistics)  # type: ignore[no-untyped-call]
             (gathered,) = statistics
         else:
             x, gathered = self._choose(h, blending).forward(h.detach(), blending, None)
@@ -75,42 +75,41 @@ def is_recorded(tensor: Tensor) -> bool:
 
 
 class _Eager(torch.autograd.Function):
-    """Returns x and the anchor of the call; see `higher_order`. The statistics, which have no gradient, are appended
-    to a list."""
+    """Returns x, and stand-ins for its derivatives; see `higher_order`. The statistics, which have no gradient, are
+    appended to a list."""
 
     @staticmethod
     def forward(
         ctx: Any, h: Tensor, logits: Tensor, blending: Blending, implementation: Implementation, found: list[Tensor]
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         weights, probabilities, temperature, ctx.keys, ctx.alive, ctx.channel_dim, _ = blending
-        ctx.implementation, ctx.call = implementation, None
+        ctx.implementation, ctx.values = implementation, None
         ctx.set_materialize_grads(False)
         kept: list[Tensor] = []
         x, gathered = implementation.forward(h, blending, kept)
         found.append(gathered)
-        anchor = h.new_empty(0)
-        ctx.save_for_backward(h, logits, anchor, weights, probabilities, temperature, *kept)
-        return x, anchor
+        first, second = higher_order.stand_ins(h)
+        ctx.save_for_backward(h, logits, first, second, weights, probabilities, temperature, *kept)
+        return x, first, second
 
     @staticmethod
-    def backward(ctx: Any, delta: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-        deltas = {} if ctx.call is None else ctx.call.take()
-        if delta is None and not deltas:
+    def backward(ctx: Any, *deltas: Tensor | None) -> tuple[Tensor | None, ...]:
+        given = {n: delta for n, delta in enumerate(deltas) if delta is not None}
+        if not given:
             return (None,) * 5
         need_h, need_logits = ctx.needs_input_grad[:2]
-        h, logits, anchor, weights, probabilities, temperature, *kept = ctx.saved_tensors
+        h, logits, first, second, weights, probabilities, temperature, *kept = ctx.saved_tensors
         blending = Blending(weights, probabilities, temperature, ctx.keys, ctx.alive, ctx.channel_dim, False)
-        if delta is not None and not deltas and not torch.is_grad_enabled():
-            gradient, to_logits = ctx.implementation.backward(delta, h, blending, need_logits, kept)
-            return gradient if need_h else None, to_logits if need_logits else None, None, None, None
-        if delta is not None:
-            deltas[0] = delta
-        if ctx.call is None:  # the backward runs with create_graph=True
+        if ctx.values is None and torch.is_grad_enabled():  # the backward runs with create_graph=True
             if not derivatives.known(blending):
-                found = differentiable.gradients(deltas[0], h, logits, (need_h, need_logits), blending)
+                found = differentiable.gradients(given[0], h, logits, (need_h, need_logits), blending)
                 return *found, None, None, None
-            ctx.call = higher_order.Call(ctx.implementation.blends(h.detach(), blending))
-        return *higher_order.gradients(ctx, deltas, (h, logits, anchor), blending), None, None, None
+            ctx.values = higher_order.Values(ctx.implementation.blends(h.detach(), blending))
+        if ctx.values is not None:
+            tensors = (h, logits, first, second)
+            return *higher_order.gradients(ctx, ctx.values, given, tensors, blending), None, None, None
+        gradient, to_logits = ctx.implementation.backward(given[0], h, blending, need_logits, kept)
+        return gradient if need_h else None, to_logits if need_logits else None, None, None, None
 
 
 def _define(name: str, decorator: Decorator, choose: Choice) -> tuple[CustomOpDef, CustomOpDef]:
