@@ -43,12 +43,15 @@ class Values:
     """The values of B_1 and B_2 at one call, each computed when it is first needed."""
 
     def __init__(self, blends: Blends) -> None:
+        self._blends = blends
         self.gradients = blends.gradients
-        self._blend = functools.cache(blends.blend)
+        self._known: dict[int, Tensor] = {}
 
     def fill(self, n: int, stand_in: Tensor) -> Tensor:
         """Give the stand-in for B_n its values."""
-        stand_in.data = self._blend(n)
+        if n not in self._known:
+            self._known[n] = self._blends.blend(n)
+        stand_in.data = self._known[n]
         return stand_in
 
 

@@ -101,7 +101,7 @@ class _Eager(torch.autograd.Function):
         h, logits, first, second, weights, probabilities, temperature, *kept = ctx.saved_tensors
         blending = Blending(weights, probabilities, temperature, ctx.keys, ctx.alive, ctx.channel_dim, False)
         if ctx.values is None and torch.is_grad_enabled():  # the backward runs with create_graph=True
-            if not derivatives.known(blending):
+            if not derivatives.known(ctx.keys, ctx.alive):
                 found = differentiable.gradients(given[0], h, logits, (need_h, need_logits), blending)
                 return *found, None, None, None
             ctx.values = higher_order.Values(ctx.implementation.blends(h.detach(), blending))
