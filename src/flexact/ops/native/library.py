@@ -40,6 +40,12 @@ def loads() -> bool:
     return True
 
 
+def check(failed: int) -> None:
+    """Raise a MemoryError if a function of kernels.c reports one."""
+    if failed:
+        raise MemoryError("flexact's CPU kernel could not allocate memory")
+
+
 @functools.cache
 def load() -> ctypes.CDLL:
     """Return the library with its functions; compile it if it is not in the cache. Raise OSError or a
@@ -55,12 +61,6 @@ def load() -> ctypes.CDLL:
     for function in (library.means, library.logit_gradient, library.draw, library.update):
         function.restype = None
     return library
-
-
-def check(failed: int) -> None:
-    """Raise a MemoryError if a function of kernels.c reports one."""
-    if failed:
-        raise MemoryError("flexact's CPU kernel could not allocate memory")
 
 
 def compiled(sources: tuple[Path, ...]) -> ctypes.CDLL:
