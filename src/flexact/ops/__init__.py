@@ -24,7 +24,10 @@ from torch import Tensor
 
 from flexact.ops import closed_form, differentiable, dispatch, inductor_form, operators
 from flexact.ops.blending import Blending
+from flexact.ops.closed_form_blends import ClosedFormBlends
+from flexact.ops.higher_order import Blends
 from flexact.ops.native import routed as native
+from flexact.ops.native.blends import NativeBlends
 from flexact.ops.operators import Implementation
 
 __all__ = ["activated", "routed_activation"]
@@ -134,9 +137,13 @@ def _compiled(function: Callable[..., tuple[Tensor, Tensor]], *arguments: Any) -
         return None
 
 
-_NATIVE = Implementation(native.forward, native.backward)
-_COMPILED = Implementation(_compiled_forward, _compiled_backward)
-_CLOSED_FORM = Implementation(closed_form.forward, closed_form.backward)
+def _native_blends(h: Tensor, blending: Blending) -> Blends:
+    return NativeBlends(h, blending) if native.has_formulas(blending) else ClosedFormBlends(h, blending)
+
+
+_NATIVE = Implementation(native.forward, native.backward, _native_blends)
+_COMPILED = Implementation(_compiled_forward, _compiled_backward, ClosedFormBlends)
+_CLOSED_FORM = Implementation(closed_form.forward, closed_form.backward, ClosedFormBlends)
 _plain = operators.RoutedActivation("routed_activation", torch.library.custom_op, _implementation)
 
 

@@ -7,6 +7,7 @@ physics-informed networks use, have few operations.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -15,7 +16,6 @@ from torch import Tensor
 
 from flexact.candidates import elementwise
 from flexact.candidates.registry import SELU_ALPHA, SELU_SCALE, lookup
-from flexact.ops.blending import Blending
 
 Pair = tuple[Tensor, Tensor]
 Formula = Callable[[Tensor, Tensor, Tensor], Pair]
@@ -25,9 +25,10 @@ MOST = 3
 _LOG_ROOT = 0.5 * math.log(2 * math.pi)
 
 
-def known(blending: Blending) -> bool:
+@functools.cache
+def known(keys: tuple[str, ...], alive: tuple[int, ...]) -> bool:
     """Return whether all alive candidates have formulas. Custom candidates have none."""
-    return all(lookup(blending.keys[k]).name in _FORMULAS for k in blending.alive)
+    return all(lookup(keys[k]).name in _FORMULAS for k in alive)
 
 
 def higher(key: str, h: Tensor, value: Tensor, slope: Tensor) -> Pair:

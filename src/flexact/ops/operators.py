@@ -24,10 +24,11 @@ Backward = Callable[[Tensor, Tensor, Blending, bool, Sequence[Tensor]], tuple[Te
 
 
 class Implementation(NamedTuple):
-    """A forward, and the backward for what it keeps."""
+    """A forward, the backward for what it keeps, and the blends of a detached h for further derivatives."""
 
     forward: Forward
     backward: Backward
+    blends: Callable[[Tensor, Blending], higher_order.Blends]
 
 
 Choice = Callable[[Tensor, Blending], Implementation]
@@ -49,7 +50,9 @@ class RoutedActivation:
         if is_traced(h):
             x, gathered = self.operator(h, logits, *packed(blending))
         elif torch.is_grad_enabled() and (h.requires_grad or logits.requires_grad):
-            x, gathered = _Eager.apply(h, logits, blending, self._choose(h, blending))  # type: ignore[no-untyped-call]
+            statistics: list[Tensor] = []
+            x, *_ = _Eager.apply(h, logits, blending, self._choose(h, blending), statistics)  # type: ignore[no-untyped-call]
+            (gathered,) = statistics
         else:
             x, gathered = self._choose(h, blending).forward(h.detach(), blending, None)
         return x, gathered
@@ -72,33 +75,41 @@ def is_recorded(tensor: Tensor) -> bool:
 
 
 class _Eager(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, h: Tensor, logits: Tensor, blending: Blending, implementation: Implementation
-    ) -> tuple[Tensor, Tensor]:
-        weights, probabilities, temperature, ctx.keys, ctx.alive, ctx.channel_dim, _ = blending
-        ctx.run_backward, ctx.terms = implementation.backward, None
-        ctx.set_materialize_grads(False)  # the statistics have no gradient
-        kept: list[Tensor] = []
-        x, gathered = implementation.forward(h, blending, kept)
-        ctx.save_for_backward(h, logits, weights, probabilities, temperature, *kept)
-        ctx.mark_non_differentiable(gathered)
-        return x, gathered
+    """Returns x, and stand-ins for its derivatives; see `higher_order`. The statistics, which have no gradient, are
+    appended to a list."""
 
     @staticmethod
-    def backward(ctx: Any, delta: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-        if delta is None:
-            return (None,) * 4
+    def forward(
+        ctx: Any, h: Tensor, logits: Tensor, blending: Blending, implementation: Implementation, found: list[Tensor]
+    ) -> tuple[Tensor, ...]:
+        weights, probabilities, temperature, ctx.keys, ctx.alive, ctx.channel_dim, _ = blending
+        ctx.implementation, ctx.values = implementation, None
+        ctx.set_materialize_grads(False)
+        kept: list[Tensor] = []
+        x, gathered = implementation.forward(h, blending, kept)
+        found.append(gathered)
+        first, second = higher_order.stand_ins(h)
+        ctx.save_for_backward(h, logits, first, second, weights, probabilities, temperature, *kept)
+        return x, first, second
+
+    @staticmethod
+    def backward(ctx: Any, *deltas: Tensor | None) -> tuple[Tensor | None, ...]:
+        given = {n: delta for n, delta in enumerate(deltas) if delta is not None}
+        if not given:
+            return (None,) * 5
         need_h, need_logits = ctx.needs_input_grad[:2]
-        h, logits, weights, probabilities, temperature, *kept = ctx.saved_tensors
+        h, logits, first, second, weights, probabilities, temperature, *kept = ctx.saved_tensors
         blending = Blending(weights, probabilities, temperature, ctx.keys, ctx.alive, ctx.channel_dim, False)
-        if torch.is_grad_enabled():  # the backward runs with create_graph=True
-            if ctx.terms is None and not derivatives.known(blending):
-                return *differentiable.gradients(delta, h, logits, (need_h, need_logits), blending), None, None
-            ctx.terms = ctx.terms or higher_order.Terms(h, blending)
-            return *higher_order.gradients(ctx, delta, h, logits, ctx.terms), None, None
-        gradient, to_logits = ctx.run_backward(delta, h, blending, need_logits, kept)
-        return gradient if need_h else None, to_logits if need_logits else None, None, None
+        if ctx.values is None and torch.is_grad_enabled():  # the backward runs with create_graph=True
+            if not derivatives.known(ctx.keys, ctx.alive):
+                found = differentiable.gradients(given[0], h, logits, (need_h, need_logits), blending)
+                return *found, None, None, None
+            ctx.values = higher_order.Values(ctx.implementation.blends(h.detach(), blending))
+        if ctx.values is not None:
+            tensors = (h, logits, first, second)
+            return *higher_order.gradients(ctx, ctx.values, given, tensors, blending), None, None, None
+        gradient, to_logits = ctx.implementation.backward(given[0], h, blending, need_logits, kept)
+        return gradient if need_h else None, to_logits if need_logits else None, None, None, None
 
 
 def _define(name: str, decorator: Decorator, choose: Choice) -> tuple[CustomOpDef, CustomOpDef]:

@@ -203,14 +203,15 @@ typedef struct {
     int32_t functions[MOST];
     int32_t columns[MOST]; /* the columns of the candidates in the tables of weights and sums */
     int32_t higher;        /* whether the pairs are the second and the third derivative */
-    int32_t blended;       /* 0 or 1; -1 for no blend */
+    int32_t blended;       /* 0 or 1 */
     int32_t summed;        /* 0 or 1; -1 for no sums */
     int32_t shares_e, shares_bell; /* whether a candidate needs these parts of a tile */
     Generated *generated[MOST];    /* the code of each GENERATED candidate */
 } Plan;
 
 typedef struct {
-    const float *h, *delta, *weights;
+    const float *h, *weights;
+    const float *deltas[3];    /* the upstream gradients of the value, the slope and the second derivative, or NULL */
     const float *const *given; /* the pair of each GIVEN candidate */
     float *out;
 } Arrays;
@@ -226,18 +227,27 @@ static void load(Tile *restrict tile, const Plan *plan, const float *restrict h,
         for (int i = 0; i < size; i++) tile->bell[i] = exp_of_negative(-0.5f * tile->h[i] * tile->h[i]).exp;
 }
 
+/* Four accumulators each, because the additions to one of them have to wait for each other. */
+#define SUM(ITEM)                                                                     \
+    const int quarter = size / 4;                                                     \
+    float first = 0, second = 0, third = 0, fourth = 0;                               \
+    _Pragma("omp simd reduction(+ : first, second, third, fourth)")                   \
+    for (int i = 0; i < quarter; i++) {                                               \
+        first += ITEM(i), second += ITEM(i + quarter);                                \
+        third += ITEM(i + 2 * quarter), fourth += ITEM(i + 3 * quarter);              \
+    }                                                                                 \
+    double sum = (double)first + second + third + fourth;                             \
+    for (int i = 4 * quarter; i < size; i++) sum += ITEM(i);                          \
+    return sum
+
 static double sum_of_products(const float *restrict a, const float *restrict b, int size) {
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int i = 0; i < size; i++) sum += a[i] * b[i];
-    return sum;
+#define PRODUCT(i) a[i] * b[i]
+    SUM(PRODUCT);
 }
 
 static double sum_of_sizes(const float *restrict a, int size) {
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int i = 0; i < size; i++) sum += fabsf(a[i]);
-    return sum;
+#define SIZE(i) fabsf(a[i])
+    SUM(SIZE);
 }
 
 static void sweep_chunk(const Plan *plan, const Arrays *arrays, int64_t start, int64_t end, double *sums) {
@@ -245,7 +255,7 @@ static void sweep_chunk(const Plan *plan, const Arrays *arrays, int64_t start, i
     float firsts[TILE], seconds[TILE], blend[TILE];
     for (int64_t at = start; at < end; at += TILE) {
         const int size = end - at < TILE ? (int)(end - at) : TILE;
-        const float *delta = arrays->delta ? arrays->delta + at : NULL;
+        const float *delta = arrays->deltas[0] ? arrays->deltas[0] + at : NULL;
         load(&tile, plan, arrays->h + at, size);
         for (int i = 0; i < size; i++) blend[i] = 0;
         for (int k = 0; k < plan->count; k++) {
@@ -259,7 +269,7 @@ static void sweep_chunk(const Plan *plan, const Arrays *arrays, int64_t start, i
                 plan->generated[k](size, tile.h, firsts, seconds);
             else
                 (plan->higher ? second_and_third : value_and_slope)(plan->functions[k], size, &tile, firsts, seconds);
-            if (plan->blended >= 0 && weight != 0) { /* a zero weight masks infinite values */
+            if (weight != 0) { /* a zero weight masks infinite values */
                 const float *restrict term = pair[plan->blended];
                 for (int i = 0; i < size; i++) blend[i] = weight * term[i] + blend[i];
             }
@@ -267,7 +277,6 @@ static void sweep_chunk(const Plan *plan, const Arrays *arrays, int64_t start, i
                 sums[k] += delta ? sum_of_products(pair[plan->summed], delta, size)
                                  : sum_of_sizes(pair[plan->summed], size);
         }
-        if (plan->blended < 0) continue;
         float *restrict out = arrays->out + at;
         if (delta)
             for (int i = 0; i < size; i++) out[i] = blend[i] * delta[i];
@@ -276,11 +285,38 @@ static void sweep_chunk(const Plan *plan, const Arrays *arrays, int64_t start, i
     }
 }
 
-/* Write the blend to `out`, multiplied by delta if there is one, and add to `sums`, by column, the inner products with
-   delta, or the sums of the sizes without it. Return 0, or 1 if there is no memory. */
-int sweep(const Plan *plan, const float *h, const float *delta, const float *weights, const float *const *given,
-          float *out, double *sums, int64_t size, int threads) {
-    const Arrays arrays = {h, delta, weights, given, out};
+/* As `sweep_chunk`, for `gradients`. */
+static void gradients_chunk(const Plan *plan, const Arrays *arrays, int64_t start, int64_t end, double *sums) {
+    Tile tile;
+    float orders[4][TILE], blends[3][TILE];
+    const int low = arrays->deltas[0] || arrays->deltas[1], high = arrays->deltas[1] || arrays->deltas[2];
+    for (int64_t at = start; at < end; at += TILE) {
+        const int size = end - at < TILE ? (int)(end - at) : TILE;
+        load(&tile, plan, arrays->h + at, size);
+        memset(blends, 0, sizeof blends);
+        for (int k = 0; k < plan->count; k++) {
+            const float weight = arrays->weights[plan->columns[k]];
+            if (plan->summed < 0 && weight == 0) continue;
+            if (low) value_and_slope(plan->functions[k], size, &tile, orders[0], orders[1]);
+            if (high) second_and_third(plan->functions[k], size, &tile, orders[2], orders[3]);
+            for (int n = 0; n < 3; n++) {
+                if (!arrays->deltas[n]) continue;
+                if (plan->summed >= 0) sums[k] += sum_of_products(orders[n], arrays->deltas[n] + at, size);
+                if (weight != 0)
+                    for (int i = 0; i < size; i++) blends[n][i] = weight * orders[n + 1][i] + blends[n][i];
+            }
+        }
+        float *restrict out = arrays->out + at;
+        memset(out, 0, size * sizeof(float));
+        for (int n = 0; n < 3; n++)
+            if (arrays->deltas[n])
+                for (int i = 0; i < size; i++) out[i] = blends[n][i] * arrays->deltas[n][at + i] + out[i];
+    }
+}
+
+typedef void RunChunk(const Plan *plan, const Arrays *arrays, int64_t start, int64_t end, double *sums);
+
+static int run(RunChunk *run_chunk, const Plan *plan, const Arrays *arrays, double *sums, int64_t size, int threads) {
     const int64_t chunks = (size + CHUNK - 1) / CHUNK;
     double few[4][MOST];
     double(*own)[MOST] = chunks > 4 ? malloc(chunks * sizeof *own) : few;
@@ -289,13 +325,29 @@ int sweep(const Plan *plan, const float *h, const float *delta, const float *wei
 #pragma omp parallel for num_threads(threads) if (threads > 1 && chunks > 1)
     for (int64_t chunk = 0; chunk < chunks; chunk++) {
         const int64_t start = chunk * CHUNK, end = start + CHUNK < size ? start + CHUNK : size;
-        sweep_chunk(plan, &arrays, start, end, own[chunk]);
+        run_chunk(plan, arrays, start, end, own[chunk]);
     }
     if (plan->summed >= 0)
         for (int64_t chunk = 0; chunk < chunks; chunk++)
             for (int k = 0; k < plan->count; k++) sums[plan->columns[k]] += own[chunk][k];
     if (own != few) free(own);
     return 0;
+}
+
+/* Write the blend to `out`, multiplied by delta if there is one, and add to `sums`, by column, the inner products with
+   delta, or the sums of the sizes without it. Return 0, or 1 if there is no memory. */
+int sweep(const Plan *plan, const float *h, const float *delta, const float *weights, const float *const *given,
+          float *out, double *sums, int64_t size, int threads) {
+    const Arrays arrays = {h, weights, {delta}, given, out};
+    return run(sweep_chunk, plan, &arrays, sums, size, threads);
+}
+
+/* Write sum_n delta_n B_{n+1} to `out`, where B_n is the blend of the n-th derivatives and a delta may be NULL, and add
+   to `sums`, by column, the inner products of the deltas with the derivatives. Return 0, or 1 if there is no memory. */
+int gradients(const Plan *plan, const float *h, const float *delta_0, const float *delta_1, const float *delta_2,
+              const float *weights, float *out, double *sums, int64_t size, int threads) {
+    const Arrays arrays = {h, weights, {delta_0, delta_1, delta_2}, NULL, out};
+    return run(gradients_chunk, plan, &arrays, sums, size, threads);
 }
 
 /* Write sums / size, the mean sensitivities. */

@@ -52,12 +52,19 @@ def loads() -> bool:
     return True
 
 
+def check(failed: int) -> None:
+    """Raise a MemoryError if a function of kernels.c reports one."""
+    if failed:
+        raise MemoryError("flexact's CPU kernel could not allocate memory")
+
+
 @functools.cache
 def load() -> ctypes.CDLL:
     """Return the library with its functions; compile it if it is not in the cache. Raise CannotBuild if that fails."""
     library, pointer = compiled(SOURCES), c_void_p
     library.sweep.argtypes = [pointer] * 7 + [c_int64, c_int]
-    library.sweep.restype = c_int
+    library.gradients.argtypes = [pointer] * 8 + [c_int64, c_int]
+    library.sweep.restype = library.gradients.restype = c_int
     library.means.argtypes = [pointer, c_int64, c_int, pointer]
     library.logit_gradient.argtypes = [pointer, pointer, pointer, c_int, pointer]
     library.draw.argtypes = [pointer] * 6 + [c_int64, c_int]

@@ -1,4 +1,4 @@
-"""The routed activation in C: forward, backward and higher derivatives of a site on float32 tensors.
+"""The routed activation in C: forward and backward of a site on float32 tensors.
 
 The candidates in FUNCTIONS have formulas in kernels.c, and most others have generated code. For the rest, torch
 computes the values and slopes, block by block, and the C code blends and sums them. The backward recomputes the former,
@@ -74,9 +74,9 @@ def has_formulas(blending: Blending) -> bool:
 def forward(h: Tensor, blending: Blending, kept: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
     """Return x and the sensitivities as `closed_form.forward`. Values that `backward` needs are appended to `kept`."""
     h, statistics = dense(h), blending.statistics
-    plan = _plan(blending.keys, blending.alive, blended=0, summed=1 if statistics else -1)
+    plan = plan_of(blending.keys, blending.alive, blended=0, summed=1 if statistics else -1)
     if kept is not None and h.numel() <= MOST_KEPT:
-        kept += [tensor for pair in _given(_source(h), blending).values() for tensor in pair]
+        kept += [tensor for pair in _given(as_source(h), blending).values() for tensor in pair]
     x, sums = _swept(plan, h, blending, None, kept or ())
     if not statistics:
         return x, blending.weights.new_empty(0)
@@ -89,29 +89,17 @@ def backward(
     delta: Tensor, h: Tensor, blending: Blending, need_logits: bool, kept: Sequence[Tensor] = ()
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients with respect to h and the logits as `closed_form.backward`."""
-    plan = _plan(blending.keys, blending.alive, blended=1, summed=0 if need_logits else -1)
+    plan = plan_of(blending.keys, blending.alive, blended=1, summed=0 if need_logits else -1)
     gradient, sums = _swept(plan, dense(h), blending, delta, kept)
-    return gradient, _logit_gradient(sums, blending) if need_logits else blending.weights.new_empty(0)
-
-
-def blend(h: Tensor, blending: Blending, n: int) -> Tensor:
-    """Return Σ_k w_k σ_k⁽ⁿ⁾(h) for n up to 3; every candidate must have a formula."""
-    plan = _plan(blending.keys, blending.alive, higher=n > 1, blended=n % 2, summed=-1)
-    return _swept(plan, dense(h), blending, None, ())[0]
-
-
-def logit_gradient(delta: Tensor, h: Tensor, blending: Blending, n: int) -> Tensor:
-    """Return the gradient of ⟨δ, Σ_k w_k σ_k⁽ⁿ⁾(h)⟩ with respect to the logits, (K,); see `blend`."""
-    plan = _plan(blending.keys, blending.alive, higher=n > 1, blended=-1, summed=n % 2)
-    return _logit_gradient(_swept(plan, dense(h), blending, delta, ())[1], blending)
+    return gradient, logit_gradient(sums, blending) if need_logits else blending.weights.new_empty(0)
 
 
 def _swept(
     plan: _Plan, h: Tensor, blending: Blending, delta: Tensor | None, kept: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Return the blend in the layout and dtype of a dense tensor h, and the sums, (K,)."""
-    source = _source(h)
-    upstream = None if delta is None else _source(with_layout_of(h, _materialised(delta)))
+    source = as_source(h)
+    upstream = None if delta is None else as_source(with_layout_of(h, _materialised(delta)))
     x = torch.empty_like(source)
     weights = blending.weights.contiguous()
     sums = torch.zeros(weights.shape[1], dtype=torch.float64, device=h.device)
@@ -128,12 +116,12 @@ def _swept(
             size,
             torch.get_num_threads(),
         )
-        if failed:
-            raise MemoryError("flexact's CPU kernel could not allocate memory")
+        library.check(failed)
     return x.to(h.dtype), sums
 
 
-def _source(tensor: Tensor) -> Tensor:
+def as_source(tensor: Tensor) -> Tensor:
+    """Return a dense tensor in float32, whose memory holds its values."""
     return _materialised(tensor).float()
 
 
@@ -171,7 +159,8 @@ def _given(source: Tensor, blending: Blending) -> _Given:
     return found
 
 
-def _logit_gradient(sums: Tensor, blending: Blending) -> Tensor:
+def logit_gradient(sums: Tensor, blending: Blending) -> Tensor:
+    """Return the gradient of Proposition 1 from the inner products, (K,)."""
     probabilities = blending.probabilities.contiguous()
     gradient = torch.empty_like(probabilities).view(-1)
     library.load().logit_gradient(
@@ -195,7 +184,8 @@ def _functions(keys: tuple[str, ...], alive: tuple[int, ...]) -> tuple[int, ...]
 
 
 @functools.cache
-def _plan(keys: tuple[str, ...], alive: tuple[int, ...], *, blended: int, summed: int, higher: bool = False) -> _Plan:
+def plan_of(keys: tuple[str, ...], alive: tuple[int, ...], *, blended: int, summed: int, higher: bool = False) -> _Plan:
+    """Return the plan of a sweep over the candidates that are not dropped."""
     functions = _functions(keys, alive)
     names = {FUNCTIONS[function] for function in functions if function != _GENERATED}
     shares = not _OF_EXP.isdisjoint(names), "gelu" in names

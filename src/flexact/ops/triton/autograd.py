@@ -16,9 +16,12 @@ from torch.library import triton_op
 from flexact.errors import FlexActError
 from flexact.ops import closed_form, operators
 from flexact.ops.blending import Blending, packed, unpacked
+from flexact.ops.closed_form_blends import ClosedFormBlends
 from flexact.ops.dispatch import CannotBuild
 from flexact.ops.fallback import run
+from flexact.ops.higher_order import Blends
 from flexact.ops.triton import routed as routed_kernels
+from flexact.ops.triton.blends import TritonBlends
 from flexact.ops.triton.routed import Norm, Preactivation
 
 __all__ = ["Norm", "Preactivation", "normalised", "routed"]
@@ -54,7 +57,11 @@ def _routed_backward(
     return run(fused, lambda delta: closed_form.backward(delta, h, blending, need_logits), delta)
 
 
-_KERNELS = operators.Implementation(_routed_forward, _routed_backward)
+def _blends(h: Tensor, blending: Blending) -> Blends:
+    return TritonBlends(h, blending) if h.numel() else ClosedFormBlends(h, blending)
+
+
+_KERNELS = operators.Implementation(_routed_forward, _routed_backward, _blends)
 routed = operators.RoutedActivation("routed_activation_triton", triton_op, lambda h, blending: _KERNELS)
 
 
