@@ -92,7 +92,11 @@ def _forget_candidates() -> None:
     """Clears what is cached by the name of a candidate, which is registered only once in a process of a user."""
     cached = {"flexact.ops": ["_forms"], "flexact.ops.triton.basis": ["has_form", "blend"]}
     cached |= {"flexact.ops.triton.custom_forms": ["works"], "flexact.ops.triton.generated": ["_form"]}
-    cached |= {"flexact.ops.native.routed": ["_functions", "_plan"], "flexact.ops.native.generated": ["address"]}
+    cached |= {
+        "flexact.ops.native.routed": ["_functions", "plan_of"],
+        "flexact.ops.derivatives": ["known"],
+        "flexact.ops.native.generated": ["address"],
+    }
     for module, names in cached.items():
         for name in names if module in sys.modules else ():
             getattr(sys.modules[module], name).cache_clear()
