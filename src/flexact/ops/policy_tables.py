@@ -6,8 +6,8 @@ Triton kernels (`ops.triton.policy`), on a CPU functions in C (`ops.native.polic
 `policy.logit_updates` are the readable reference in plain torch, and the oracle of the tests. The logit step has a
 kernel only for policies that `has_kernel` accepts, such as the default one; the others run in plain torch.
 
-The numbers of all sites are concatenated without padding into one flat tensor, `values`. Two integer tables hold the
-offsets of each row in it:
+The numbers of all sites are concatenated without padding into one flat tensor, from the tensors `values`. Two integer
+tables hold the offsets of each row in it:
 
 - layout, (rows, 3): offset of the row's first number, number of candidates, offset of the temperature;
 - calls, (rows, 2 + maximum number of calls): whether the row was called, number of calls, and offset of the
@@ -16,6 +16,7 @@ offsets of each row in it:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -51,7 +52,7 @@ class Tables(NamedTuple):
 class PolicyKernels(Protocol):
     """A module with both kernels."""
 
-    def draw(self, values: Tensor, layout: Tensor, alive: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def draw(self, values: Sequence[Tensor], layout: Tensor, alive: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return π and p = softmax((log π + g)/τ), each (rows, K).
 
         values: all logits, then one temperature per site. alive, noise: (rows, K).
@@ -59,7 +60,7 @@ class PolicyKernels(Protocol):
 
     def update(
         self,
-        values: Tensor,
+        values: Sequence[Tensor],
         size: int,
         tables: Tables,
         statistics: tuple[Tensor, ...],

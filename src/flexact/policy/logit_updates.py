@@ -181,7 +181,9 @@ def _fused_update(
         router.width(), router.alpha, step_size, factors,
     )  # fmt: skip
 
-    def fused(values: Tensor) -> list[Tensor]:
+    values = [*router.gradients(), *flat]
+
+    def fused(_: Tensor) -> list[Tensor]:
         rates = (1 - MEAN_DECAY, 1 - SQUARE_DECAY)
         found = kernels.update(values, router.size, tables, statistics.tensors, rates, policy)
         return router.split_flat(found)
@@ -189,7 +191,7 @@ def _fused_update(
     def plain(_: Tensor) -> list[Tensor]:
         return _update(router, statistics, step_size, factors, sensitivity)
 
-    return fallback.run(fused, plain, torch.cat([*router.gradients(), *flat]))
+    return fallback.run(fused, plain, values[0])
 
 
 def _penalty(router: Router) -> Tensor:

@@ -195,9 +195,9 @@ class Router(SiteTables):
 
     def _fused_probabilities(self, kernels: PolicyKernels) -> tuple[Tensor, Tensor]:
         """Return the result of `_probabilities`, computed by one kernel."""
-        values = torch.hstack([*self.flat_logits(), *self.temperatures()])  # the scalars too, in one launch
+        values = [*self.flat_logits(), *self.temperatures()]
         tables = (self.layout, self.alive(), self.noise)
-        return fallback.run(kernels.draw, lambda *_: self._probabilities(), values, *tables)
+        return fallback.run(lambda _: kernels.draw(values, *tables), lambda _: self._probabilities(), values[0])
 
     def _drawn(self) -> Tensor:
         """Return the noise of this step, (rows, K)."""

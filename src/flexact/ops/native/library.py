@@ -84,6 +84,8 @@ class Build(NamedTuple):
     libraries: tuple[str, ...]
     depends_on: tuple[str, ...]
     """What else the library depends on."""
+    timeout: int = TIMEOUT
+    """Maximum duration of the compilation in seconds."""
 
 
 def compiled(sources: tuple[Path, ...]) -> ctypes.CDLL:
@@ -152,9 +154,9 @@ def _compile(library: Path, build: Build) -> None:
     for flags in build.flags:
         command = [*build.compiler, *flags, "-o", str(library), *map(str, build.sources), *build.libraries]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=build.timeout, check=False)
         except subprocess.TimeoutExpired as error:
-            raise CannotBuild(f"{build.compiler[0]} did not finish within {TIMEOUT} s") from error
+            raise CannotBuild(f"{build.compiler[0]} did not finish within {build.timeout} s") from error
         except OSError as error:
             raise CannotBuild(str(error)) from error
         if done.returncode == 0:

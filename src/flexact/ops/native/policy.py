@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 
 import torch
@@ -33,17 +34,17 @@ _READ = (torch.float32, *[torch.int64] * 4, torch.bool, *[torch.float32] * 6)
 """The dtypes of `values` and the tables. A user's default dtype or an integer setting can cause others."""
 
 
-def draw(values: Tensor, layout: Tensor, alive: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+def draw(values: Sequence[Tensor], layout: Tensor, alive: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """Return π and p; see `PolicyKernels.draw`."""
-    values, noise = values.float(), noise.float()
+    joined, noise = torch.hstack(tuple(values)).float(), noise.float()
     pi, p = torch.empty_like(noise), torch.empty_like(noise)
-    pointers = [tensor.data_ptr() for tensor in (values, layout, alive, noise, pi, p)]
+    pointers = [tensor.data_ptr() for tensor in (joined, layout, alive, noise, pi, p)]
     library.load().draw(*pointers, *noise.shape)
     return pi, p
 
 
 def update(
-    values: Tensor,
+    values: Sequence[Tensor],
     size: int,
     tables: Tables,
     statistics: tuple[Tensor, ...],
@@ -51,9 +52,9 @@ def update(
     policy: Policy,
 ) -> Tensor:
     """Return the changes to subtract from the logits; see `PolicyKernels.update`."""
-    pairs = zip((values, *tables), _READ, strict=True)
+    pairs = zip((torch.hstack(tuple(values)), *tables), _READ, strict=True)
     read = [tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype) for tensor, dtype in pairs]
-    found = values.new_empty(size, dtype=torch.float32)
+    found = values[0].new_empty(size, dtype=torch.float32)
     groups, most = len(tables.group_starts) - 1, tables.calls.shape[1] - 2
     settings = _Settings(groups, tables.alive.shape[1], most, policy.pulls_logits, float(policy.lam), *rates)
     tensors = (*read, *statistics, found)

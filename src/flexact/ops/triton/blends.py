@@ -19,8 +19,20 @@ from flexact.ops.triton.basis import Blend, blend, coefficients, is_fast
 from flexact.ops.triton.basis_functions import evaluated, weighted_slope
 from flexact.ops.triton.higher_functions import second_and_third
 from flexact.ops.triton.launch import Launch, Launches, one
-from flexact.ops.triton.tiles import FLAT, MANY_SUMS, STAGES, Tiles, by_channel, columns, flat, load, places
-from flexact.ops.triton.tiles import store, store_sum, zeros
+from flexact.ops.triton.tiles import (
+    FLAT,
+    MANY_SUMS,
+    STAGES,
+    Tiles,
+    by_channel,
+    columns,
+    flat,
+    load,
+    places,
+    store,
+    store_sum,
+    zeros,
+)
 
 Orders = tuple[bool, bool, bool]
 """Whether δ_0, δ_1 and δ_2 are given."""
@@ -75,9 +87,7 @@ def _blend_plan(tiles: Tiles, parts: Blend, rows: int, k: int, fast: bool, n: in
 
 
 def _blend_launch(tiles: Tiles, parts: Blend, rows: int, k: int, fast: bool, n: int) -> Launch:
-    return Launch(
-        _store_blend, tiles.grid, (*tiles.sizes, k), (*parts.constants(fast), n, rows > 1, *tiles.constants)
-    )
+    return Launch(_store_blend, tiles.grid, (*tiles.sizes, k), (*parts.constants(fast), n, rows > 1, *tiles.constants))
 
 
 def _gradients_plan(

@@ -16,7 +16,6 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 constexpr int MISALIGNED = -1; /* of driver.c */
-constexpr const char *NAME = "flexact.chain";
 
 /* Functions of driver.c, and of the part of PyTorch that only exists with CUDA. */
 struct Driver {
@@ -33,11 +32,34 @@ struct Buffer {
     std::vector<int64_t> shape;
 };
 
+/* A reference to a Python object. */
+struct Reference {
+    PyObject *object = nullptr;
+
+    explicit Reference(PyObject *given) : object(given) { Py_XINCREF(object); }
+    Reference(Reference &&other) noexcept : object(std::exchange(other.object, nullptr)) {}
+    Reference &operator=(Reference &&other) noexcept { return std::swap(object, other.object), *this; }
+    Reference(const Reference &) = delete;
+    ~Reference() {
+        if (!object || !Py_IsInitialized()) return;
+        const auto state = PyGILState_Ensure();
+        Py_DECREF(object);
+        PyGILState_Release(state);
+    }
+};
+
 struct Pass {
     std::vector<int64_t> takes; /* the positions of its inputs among the tensors of the chain */
     std::vector<Buffer> buffers;
     const void *kernels;
     int count;
+    Reference keeper{nullptr}; /* keeps the kernels alive */
+};
+
+/* A pass that runs alone, on several tensors that are concatenated, and others. */
+struct Joined : torch::CustomClassHolder {
+    Pass pass;
+    std::vector<int64_t> outputs;
 };
 
 /* Where the gradient of an input is: a tensor of the backward pass, or `length` elements of it if that is not 0. */
@@ -53,16 +75,8 @@ struct Chain : torch::CustomClassHolder {
     Pass backward; /* its inputs are the gradient of x and the saved tensors */
     int64_t x, statistics;
     std::vector<int64_t> saved;
-    std::vector<Gradient> gradients; /* of the first inputs */
-    PyObject *kernels, *again;       /* keeps the kernels alive; a backward with create_graph=True */
-
-    ~Chain() override {
-        if (!Py_IsInitialized()) return;
-        const auto state = PyGILState_Ensure();
-        Py_XDECREF(kernels);
-        Py_XDECREF(again);
-        PyGILState_Release(state);
-    }
+    std::vector<Gradient> gradients;    /* of the first inputs */
+    Reference again{nullptr};           /* a function for a backward with create_graph=True */
 };
 
 using ChainPtr = c10::intrusive_ptr<Chain>;
@@ -121,7 +135,7 @@ variable_list again(const Chain &chain, const Tensor &delta, const variable_list
     PyObject *arguments = PyTuple_New(1 + saved.size());
     PyTuple_SET_ITEM(arguments, 0, THPVariable_Wrap(delta));
     for (size_t i = 0; i < saved.size(); i++) PyTuple_SET_ITEM(arguments, i + 1, THPVariable_Wrap(saved[i]));
-    PyObject *result = PyObject_Call(chain.again, arguments, nullptr);
+    PyObject *result = PyObject_Call(chain.again.object, arguments, nullptr);
     Py_DECREF(arguments);
     if (!result) {
         python_error error;
@@ -207,10 +221,10 @@ std::vector<int64_t> numbers(PyObject *tuple) { return list<int64_t>(tuple, numb
 Buffer buffer(PyObject *item) { return PyTuple_Check(item) ? Buffer{-1, numbers(item)} : Buffer{number(item), {}}; }
 
 Pass pass(PyObject *item) {
-    TORCH_CHECK_TYPE(PyTuple_Check(item) && PyTuple_GET_SIZE(item) == 4, "expected a pass");
+    TORCH_CHECK_TYPE(PyTuple_Check(item) && PyTuple_GET_SIZE(item) == 5, "expected a pass");
     return {numbers(PyTuple_GET_ITEM(item, 0)), list<Buffer>(PyTuple_GET_ITEM(item, 1), buffer),
             reinterpret_cast<const void *>(number(PyTuple_GET_ITEM(item, 2))),
-            static_cast<int>(number(PyTuple_GET_ITEM(item, 3)))};
+            static_cast<int>(number(PyTuple_GET_ITEM(item, 3))), Reference(PyTuple_GET_ITEM(item, 4))};
 }
 
 Gradient gradient(PyObject *item) {
@@ -223,14 +237,23 @@ Tensor tensor(PyObject *item) {
     return THPVariable_Unpack(item);
 }
 
-/* make(inputs, forward, backward, x, statistics, saved, gradients, kernels, again): return a chain for inputs like
-   these. */
+template <typename Held> constexpr const char *Name = nullptr;
+template <> constexpr const char *Name<Chain> = "flexact.chain";
+template <> constexpr const char *Name<Joined> = "flexact.pass";
+
+template <typename Held> PyObject *capsule(c10::intrusive_ptr<Held> held) {
+    return PyCapsule_New(held.release(), Name<Held>, [](PyObject *own) {
+        c10::intrusive_ptr<Held>::reclaim(static_cast<Held *>(PyCapsule_GetPointer(own, Name<Held>)));
+    });
+}
+
+/* make(inputs, forward, backward, x, statistics, saved, gradients, again): return a chain for inputs like these. */
 PyObject *make(PyObject *, PyObject *arguments) {
     HANDLE_TH_ERRORS
-    PyObject *inputs, *forward, *backward, *saved, *gradients, *kernels, *again;
+    PyObject *inputs, *forward, *backward, *saved, *gradients, *again;
     long long x, statistics;
-    if (!PyArg_ParseTuple(arguments, "OOOLLOOOO", &inputs, &forward, &backward, &x, &statistics, &saved, &gradients,
-                          &kernels, &again))
+    if (!PyArg_ParseTuple(arguments, "OOOLLOOO", &inputs, &forward, &backward, &x, &statistics, &saved, &gradients,
+                          &again))
         return nullptr;
     auto chain = c10::make_intrusive<Chain>();
     const auto given = list<Tensor>(inputs, tensor);
@@ -242,11 +265,8 @@ PyObject *make(PyObject *, PyObject *arguments) {
     chain->saved = numbers(saved);
     chain->gradients = list<Gradient>(gradients, gradient);
     for (size_t i = 0; i < given.size(); i++) chain->aligned.push_back(must_be_aligned(*chain, i));
-    Py_INCREF(kernels), Py_INCREF(again);
-    chain->kernels = kernels, chain->again = again;
-    return PyCapsule_New(chain.release(), NAME, [](PyObject *capsule) {
-        ChainPtr::reclaim(static_cast<Chain *>(PyCapsule_GetPointer(capsule, NAME)));
-    });
+    chain->again = Reference(again);
+    return capsule(std::move(chain));
     END_HANDLE_TH_ERRORS
 }
 
@@ -254,7 +274,7 @@ PyObject *make(PyObject *, PyObject *arguments) {
 PyObject *apply(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
     HANDLE_TH_ERRORS
     TORCH_CHECK_TYPE(count > 0, "expected a chain");
-    auto *pointer = static_cast<Chain *>(PyCapsule_GetPointer(arguments[0], NAME));
+    auto *pointer = static_cast<Chain *>(PyCapsule_GetPointer(arguments[0], Name<Chain>));
     if (!pointer) return nullptr;
     const auto chain = ChainPtr::reclaim_copy(pointer);
     std::vector<Tensor> inputs;
@@ -276,6 +296,39 @@ PyObject *apply(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
     END_HANDLE_TH_ERRORS
 }
 
+/* make_joined(pass, outputs): return a pass for `run_joined`. */
+PyObject *make_joined(PyObject *, PyObject *arguments) {
+    HANDLE_TH_ERRORS
+    PyObject *described, *outputs;
+    if (!PyArg_ParseTuple(arguments, "OO", &described, &outputs)) return nullptr;
+    auto joined = c10::make_intrusive<Joined>();
+    joined->pass = pass(described), joined->outputs = numbers(outputs);
+    return capsule(std::move(joined));
+    END_HANDLE_TH_ERRORS
+}
+
+/* run_joined(pass, parts, others): run it on the concatenation of the parts, flattened, and on the others. Return its
+   outputs; None if a kernel does not support an address. */
+PyObject *run_joined(PyObject *, PyObject *arguments) {
+    HANDLE_TH_ERRORS
+    PyObject *own, *parts, *others;
+    if (!PyArg_ParseTuple(arguments, "OOO", &own, &parts, &others)) return nullptr;
+    const auto *joined = static_cast<Joined *>(PyCapsule_GetPointer(own, Name<Joined>));
+    if (!joined) return nullptr;
+    at::NoGradGuard no_grad;
+    auto flat = list<Tensor>(parts, tensor);
+    for (auto &one : flat) one = one.reshape(-1);
+    std::vector<Tensor> tensors{at::cat(flat)};
+    for (auto &one : list<Tensor>(others, tensor)) tensors.push_back(std::move(one));
+    add_buffers(joined->pass, tensors);
+    if (launch(joined->pass, tensors, static_cast<int>(tensors[0].get_device()))) Py_RETURN_NONE;
+    PyObject *found = PyTuple_New(joined->outputs.size());
+    for (size_t i = 0; i < joined->outputs.size(); i++)
+        PyTuple_SET_ITEM(found, i, THPVariable_Wrap(tensors[joined->outputs[i]]));
+    return found;
+    END_HANDLE_TH_ERRORS
+}
+
 /* connect(launch, check, error_text, current_stream): set the addresses of the functions that this file calls. */
 PyObject *connect(PyObject *, PyObject *arguments) {
     unsigned long long launch, check, error_text, current_stream;
@@ -290,6 +343,8 @@ PyObject *connect(PyObject *, PyObject *arguments) {
 PyMethodDef methods[] = {
     {"make", make, METH_VARARGS, nullptr},
     {"apply", reinterpret_cast<PyCFunction>(reinterpret_cast<void *>(apply)), METH_FASTCALL, nullptr},
+    {"make_joined", make_joined, METH_VARARGS, nullptr},
+    {"run_joined", run_joined, METH_VARARGS, nullptr},
     {"connect", connect, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

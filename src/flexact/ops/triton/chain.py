@@ -9,12 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from flexact.ops.triton.passes import Pass
-
-Dtypes = tuple[torch.dtype, ...]
 
 
 class Chain:
@@ -72,29 +69,17 @@ class Chain:
         device, dtypes = inputs[0].get_device(), [tensor.dtype for tensor in inputs]
         passes = []
         for steps, takes in self._forward:
-            own = _dtypes(steps, [dtypes[i] for i in takes])
-            dtypes += own[steps.inputs :]
-            passes.append((steps, takes, own))
+            given = [dtypes[number] for number in takes]
+            passes.append((takes, steps.described(device, given)))
+            dtypes += steps.dtypes(given)[steps.inputs :]
         saved = [dtypes[number] for number in self._saved]
-        given = [saved[0], *saved]  # δ has the dtype of the first one
-        taken = _dtypes(self._backward, [given[i] for i in self._backward_takes])
-        passes.append((self._backward, self._backward_takes, taken))
-        described, kernels = [], []
-        for steps, takes, own in passes:
-            prepared = steps.launches.prepared(device, own)
-            if prepared is None:
-                return None
-            kernels.append(prepared)
-            described.append((tuple(takes), tuple(steps.buffers), prepared.address, prepared.count))
+        upstream = [saved[0], *saved]  # δ has the dtype of the first one
+        given = [upstream[i] for i in self._backward_takes]
+        passes.append((self._backward_takes, self._backward.described(device, given)))
+        described = [(tuple(takes), *found) for takes, found in passes if found is not None]
+        if len(described) < len(passes):
+            return None
         return extension.make(
             tuple(inputs), tuple(described[:-1]), described[-1], self._x, self._statistics, self._saved,
-            self._gradients, tuple(kernels), self.again,
+            self._gradients, self.again,
         )  # fmt: skip
-
-
-def _dtypes(steps: Pass, given: Sequence[torch.dtype]) -> Dtypes:
-    """Return the dtypes of the inputs and the buffers of a pass."""
-    found = list(given)
-    for buffer in steps.buffers:
-        found.append(found[buffer] if isinstance(buffer, int) else torch.float32)
-    return tuple(found)

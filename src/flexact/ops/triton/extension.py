@@ -31,6 +31,9 @@ SOURCE = Path(__file__).with_name("chain.cpp")
 VARIABLE = "FLEXACT_EXTENSION"
 """The environment variable that disables the extension if it is 0."""
 
+TIMEOUT = 600
+"""Maximum duration of the compilation in seconds. It takes about ten, in the background."""
+
 _log = logging.getLogger(__name__)
 
 _module: ModuleType | None = None
@@ -93,7 +96,7 @@ def _build() -> library.Build:
     flags = ("-std=c++17", "-O2", "-fPIC", "-shared", abi, *[f"-isystem{path}" for path in paths])
     libraries = (f"-L{torch_folder / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch_python")
     versions = (torch.__version__, str(sysconfig.get_config_var("SOABI")), platform.machine())
-    return library.Build((SOURCE,), compiler(), (flags,), libraries, versions)
+    return library.Build((SOURCE,), compiler(), (flags,), libraries, versions, TIMEOUT)
 
 
 def compiler() -> tuple[str, ...]:

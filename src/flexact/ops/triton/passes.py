@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ class Pass:
         """Of each buffer the position of the tensor whose dtype, shape and strides it has, or the shape in float32."""
         self.outputs: tuple[int, ...] = ()
         """The positions of the tensors that `run` returns."""
+        self.native: dict[Hashable, Any] = {}
+        """Its forms in the extension, by device and dtypes."""
         self._steps: list[tuple[Launch, Sequence[int]]] = []
 
     def like(self, position: int) -> int:
@@ -45,6 +48,19 @@ class Pass:
     def launches(self) -> Launches:
         """All kernels. None can be added afterwards."""
         return Launches(self.inputs + len(self.buffers), *self._steps)
+
+    def dtypes(self, given: Sequence[torch.dtype]) -> tuple[torch.dtype, ...]:
+        """Return the dtypes of all tensors from those given to `run`."""
+        found = list(given)
+        for buffer in self.buffers:
+            found.append(found[buffer] if isinstance(buffer, int) else torch.float32)
+        return tuple(found)
+
+    def described(self, device: int, given: Sequence[torch.dtype]) -> tuple[Any, ...] | None:
+        """Return the buffers, the table of compiled kernels with its address and size, in the form that the extension
+        takes; None until they were launched once."""
+        prepared = self.launches.prepared(device, self.dtypes(given))
+        return None if prepared is None else (tuple(self.buffers), prepared.address, prepared.count, prepared)
 
     def run(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Allocate the buffers, launch the kernels, and return the outputs."""

@@ -7,6 +7,8 @@ together; a row that picks alone is a group of its own. No sum spans several gro
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -15,8 +17,10 @@ from torch import Tensor
 
 from flexact.config import Policy
 from flexact.ops.policy_tables import Tables
+from flexact.ops.triton import extension
 from flexact.ops.triton.kernels import MOST_CANDIDATES
-from flexact.ops.triton.launch import Launch, Launches, one
+from flexact.ops.triton.launch import Launch
+from flexact.ops.triton.passes import Pass
 
 _ROWS = 8
 """Rows per program."""
@@ -29,15 +33,14 @@ _SMALLEST_SIZE = tl.constexpr(torch.finfo(torch.float32).tiny)
 _SMALLEST_NORM = tl.constexpr(1e-100)
 
 
-def draw(values: Tensor, layout: Tensor, alive: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+def draw(values: Sequence[Tensor], layout: Tensor, alive: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """Return π and p; see `PolicyKernels.draw`."""
-    pi, p = torch.empty_like(noise), torch.empty_like(noise)
-    _draw_launch(*noise.shape)(values, layout, alive, noise, pi, p)
+    pi, p = _run(_draw_pass(*noise.shape), values, (layout, alive, noise))
     return pi, p
 
 
 def update(
-    values: Tensor,
+    values: Sequence[Tensor],
     size: int,
     tables: Tables,
     statistics: tuple[Tensor, ...],
@@ -45,27 +48,54 @@ def update(
     policy: Policy,
 ) -> Tensor:
     """Return the changes to subtract from the logits; see `PolicyKernels.update`."""
-    found = values.new_empty(size)
     read, factors = tables[:-1], tables.factors
     groups = len(tables.group_starts) - 1
     most = tables.calls.shape[1] - 2
-    launch = _update_launch(*tables.alive.shape, groups, most, factors is not None, rates, policy)
-    launch(values, *read, values if factors is None else factors, *statistics, found)
+    steps = _update_pass(size, *tables.alive.shape, groups, most, factors is not None, rates, policy)
+    placeholder = tables.width if factors is None else factors
+    (found,) = _run(steps, values, (*read, placeholder, *statistics))
     return found
 
 
-@functools.lru_cache(maxsize=128)
-def _draw_launch(rows: int, k: int) -> Launches:
-    return one(Launch(_draw, (triton.cdiv(rows, _ROWS),), (rows, k), (_ROWS,), _WARPS), 6)
+def _run(steps: Pass, values: Sequence[Tensor], others: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Run a pass on the concatenation of some tensors, and on others."""
+    native = _native(steps, values[0].get_device(), tuple([tensor.dtype for tensor in others]))
+    found: tuple[Tensor, ...] | None = native and extension.ready().run_joined(native, tuple(values), others)
+    return found or steps.run(torch.hstack(tuple(values)), *others)
+
+
+def _native(steps: Pass, device: int, dtypes: tuple[torch.dtype, ...]) -> Any:
+    """Return a pass in the form that the extension takes; None if it is not compiled."""
+    module = extension.ready()
+    if module is not None and (device, dtypes) not in steps.native:
+        described = steps.described(device, (torch.float32, *dtypes))
+        if described is not None:
+            steps.native[device, dtypes] = module.make_joined(((), *described), steps.outputs)
+    return steps.native.get((device, dtypes)) if module is not None else None
 
 
 @functools.lru_cache(maxsize=128)
-def _update_launch(
-    rows: int, k: int, groups: int, most: int, has_factors: bool, rates: tuple[float, float], policy: Policy
-) -> Launches:
+def _draw_pass(rows: int, k: int) -> Pass:
+    steps = Pass(4)
+    values, layout, alive, noise = range(4)
+    pi, p = steps.like(noise), steps.like(noise)
+    launch = Launch(_draw, (triton.cdiv(rows, _ROWS),), (rows, k), (_ROWS,), _WARPS)
+    steps.launch(launch, (values, layout, alive, noise, pi, p))
+    steps.outputs = (pi, p)
+    return steps
+
+
+@functools.lru_cache(maxsize=128)
+def _update_pass(
+    size: int, rows: int, k: int, groups: int, most: int, has_factors: bool, rates: tuple[float, float], policy: Policy
+) -> Pass:
     numbers = (k, most, *rates, float(policy.lam))
     constants = (policy.pulls_logits, has_factors, 1 if groups == rows else _ROWS)
-    return one(Launch(_update, (groups,), numbers, constants, _WARPS), 19)
+    steps = Pass(18)
+    found = steps.floats(size)
+    steps.launch(Launch(_update, (groups,), numbers, constants, _WARPS), (*range(18), found))
+    steps.outputs = (found,)
+    return steps
 
 
 @triton.jit
