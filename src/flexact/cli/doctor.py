@@ -44,6 +44,8 @@ def lines() -> list[str]:
     for device, about in _devices().items():
         kernels, reason = _kernels(device)
         text += [f"{device}: {about}", f"{device} kernels: {kernels}" + (f" ({reason})" if reason else "")]
+        if kernels == "triton":
+            text.append(f"{device} launches: {_launches()}")
     text.append(f"C compiler: {_compiler()}")
     for extra, names in PACKAGES.items():
         for name in names:
@@ -87,6 +89,14 @@ def _kernels(device: str) -> dispatch.Active:
             warnings.simplefilter("ignore")  # the reason is printed
             library.loads()
     return dispatch.active(device)
+
+
+def _launches() -> str:
+    """Return what launches the Triton kernels in eager mode."""
+    from flexact.ops.triton import extension  # needs Triton
+
+    reason = extension.why_missing()
+    return f"from Python, which takes longer ({reason})" if reason else "C++, compiled in the background at first use"
 
 
 def _compiler() -> str:
