@@ -16,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from flexact.candidates.registry import lookup, register_candidate
 from flexact.ops import differentiable, dispatch, reference, routed_activation
 from flexact.ops.blending import Blending
+from flexact.ops.native import generated
 from flexact.ops.native import routed as native
 from flexact.ops.native.blends import NativeBlends
 
@@ -151,8 +152,10 @@ def test_nothing_depends_on_the_number_of_threads(last: str, dtype: torch.dtype)
 def test_numbers_of_the_c_code_are_on_the_cpu_whatever_the_default_device() -> None:
     h, blending = torch.linspace(-2, 2, 9), blending_of(["tanh", "gelu"], [0.5, 0.5])
     expected = native.forward(h, blending), NativeBlends(h, blending).gradients({0: h, 1: h}, True)
+    register_candidate("bump", lambda h: h * torch.exp(-h * h))
     with torch.device("meta"):
         found = native.forward(h, blending), NativeBlends(h, blending).gradients({0: h, 1: h}, True)
+        assert generated.address("bump")
     for ours, theirs in zip(found, expected, strict=True):
         assert all(map(torch.equal, ours, theirs))
 
