@@ -17,6 +17,7 @@ from flexact.ops import derivatives, dispatch
 from flexact.ops.blending import Blending
 from flexact.ops.native import library
 from flexact.ops.native import routed as native
+from flexact.ops.native.blends import NativeBlends
 
 pytestmark = pytest.mark.skipif(not dispatch.c_compiler(), reason="there is no C compiler")
 
@@ -81,7 +82,7 @@ def computed(name: str, h: Tensor) -> list[Tensor]:
     """Returns the value and the first three derivatives in C."""
     one = torch.ones(1, 1)
     alone = Blending(one, one, torch.ones(()), (name,), (0,), 1, False)
-    return [native.forward(h, alone)[0], *(native.blend(h, alone, n) for n in (1, 2, 3))]
+    return [native.forward(h, alone)[0], *(NativeBlends(h, alone).blend(n) for n in (1, 2, 3))]
 
 
 @pytest.mark.parametrize("name", [*SMOOTH, *BELOW_0])

@@ -42,7 +42,7 @@ class NativeBlends:
         upstream = {n: as_source(with_layout_of(self._h, delta)) for n, delta in deltas.items()}
         addresses = [upstream[n].data_ptr() if n in upstream else None for n in range(3)]
         to_h = torch.empty_like(self._h)
-        sums = torch.zeros(self._weights.shape[1], dtype=torch.float64)
+        sums = torch.zeros(self._weights.shape[1], dtype=torch.float64, device=to_h.device)
         library.check(
             library.load().gradients(
                 ctypes.addressof(chosen),

@@ -151,7 +151,7 @@ static void value_and_slope(int function, int size, const Tile *restrict tile, f
     case HARDSWISH: EACH(const float r = h + 3; first = h * (r < 0 ? 0 : r > 6 ? 1 : r / 6);
                          second = h <= -3 ? 0 : h >= 3 ? 1 : h / 3 + 0.5f);
     case RELU6: EACH(first = h < 0 ? 0 : h > 6 ? 6 : h; second = h <= 0 || h >= 6 ? 0 : 1);
-    case SOFTSIGN: EACH(const float r = 1 / (1 + fabsf(h)); first = h * r; second = r * r);
+    case SOFTSIGN: EACH(const float d = 1 + fabsf(h), r = 1 / d; first = h / d; second = r * r);
     case RELU_SQUARED: EACH(const float r = h < 0 ? 0 : h; first = r * r; second = 2 * r);
     case SINE: sines(size, tile->h, firsts, seconds); break;
     case GELU_TANH: EACH(const Approximation a = approximation(h); first = h * a.of.s;

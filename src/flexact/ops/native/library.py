@@ -161,7 +161,9 @@ def _compile(library: Path, build: Build) -> None:
             raise CannotBuild(str(error)) from error
         if done.returncode == 0:
             return
-    raise CannotBuild(f"{build.compiler[0]}: {done.stderr.strip()[-150:] or f'exit status {done.returncode}'}")
+    lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+    reason = next((line for line in lines if ": error: " in line and "collect2" not in line), lines[0])
+    raise CannotBuild(f"{build.compiler[0]}: {reason}")
 
 
 def _keep(library: Path, folder: Path) -> None:
