@@ -53,7 +53,7 @@ class Program(NamedTuple):
 
 def record(candidate: Candidate) -> Program:
     """Return the program of a candidate. Raise Unsupported if it has none, and what the candidate itself raises."""
-    h = torch.linspace(-1.3, 1.7, 5)
+    h = torch.linspace(-1.3, 1.7, 5, dtype=torch.float32, device="cpu")
     recorder = _Recorder(h)
     with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False), recorder:
         value = candidate.function(h)
