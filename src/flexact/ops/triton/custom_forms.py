@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 
 import torch
 import triton
@@ -23,6 +24,8 @@ TOLERANCE = 1e-3
 precision."""
 _BLOCK = 1024
 
+_log = logging.getLogger(__name__)
+
 
 @functools.cache
 def works(key: str, device: torch.device) -> bool:
@@ -37,6 +40,8 @@ def works(key: str, device: torch.device) -> bool:
             return True
         cause, obstacle = error, f"does not compile: {error!s:.500}"
     if not obstacle:
+        if candidate.triton is None:
+            _log.info("candidate %s runs in Triton code that was generated from its function", key)
         return True
     if candidate.triton is not None:
         raise FlexActError(
