@@ -90,7 +90,7 @@ def _own_registry() -> Iterator[None]:
 
 def _forget_candidates() -> None:
     """Clears what is cached by the name of a candidate, which is registered only once in a process of a user."""
-    cached = {"flexact.ops": ["_forms"], "flexact.ops.triton.basis": ["has_form", "blend"]}
+    cached = {"flexact.ops": ["_custom"], "flexact.ops.triton.basis": ["has_form", "blend"]}
     cached |= {"flexact.ops.triton.custom_forms": ["works"], "flexact.ops.triton.generated": ["_form"]}
     cached |= {
         "flexact.ops.native.routed": ["_functions", "plan_of"],

@@ -217,8 +217,10 @@ def register_candidate(
     a commitment to it, and at its start in a trial. The other layers keep the weights that the run began with.
 
     triton: a function with the decorator `triton.jit` that maps a block of float32 numbers to a tuple: the values of
-    `fn` and those of its derivative. Sites on a GPU then run in fused kernels; without it, they fall back to the closed
-    form, which is slower.
+    `fn` and those of its derivative. Without it, flexact generates one, as it generates C code for a CPU. If it cannot,
+    sites on a GPU fall back to the closed form, which is slower. The logger `flexact` says at level INFO what runs.
+
+    `fn` and `derivative` must not change: code that was generated from them is used for the rest of the process.
 
     At registration, the derivative is checked against a numerical one, and the module against the function, so that no
     network is trained with a wrong one. A Triton form is checked against the function at its first use.

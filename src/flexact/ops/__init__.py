@@ -88,21 +88,20 @@ def _triton_takes(device: torch.device, keys: tuple[str, ...], alive: tuple[int,
     the forms of custom candidates. Raise if a user's form of a custom candidate is wrong."""
     if dispatch.active(device).name != "triton":
         return False
-    has_forms, custom = _forms(keys, alive)
-    if not (has_forms and custom):
-        return has_forms
-    from flexact.ops.triton import custom_forms  # needs Triton
+    custom = _custom(keys, alive)
+    if not custom or recorded:
+        return not custom
+    from flexact.ops.triton import basis, custom_forms  # need Triton
 
-    return not recorded and all(custom_forms.works(key, device) for key in custom)
+    return all(map(basis.has_form, custom)) and all(custom_forms.works(key, device) for key in custom)
 
 
 @functools.cache
-def _forms(keys: tuple[str, ...], alive: tuple[int, ...]) -> tuple[bool, tuple[str, ...]]:
-    """Return whether every alive candidate has a Triton form, and the custom candidates among them."""
+def _custom(keys: tuple[str, ...], alive: tuple[int, ...]) -> tuple[str, ...]:
+    """Return the alive candidates that the kernels have no formula for."""
     from flexact.ops.triton import basis  # needs Triton
 
-    left = [keys[k] for k in alive]
-    return all(map(basis.has_form, left)), tuple(key for key in left if basis.is_custom(key))
+    return tuple(keys[k] for k in alive if basis.is_custom(keys[k]))
 
 
 # Same as torch.compiler.assume_constant_result, which would import the whole compiler here.

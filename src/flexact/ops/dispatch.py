@@ -76,7 +76,7 @@ def wanted() -> Kernels:
 @functools.cache  # every call of a site needs it
 def active(device: torch.device | str) -> Active:
     """Return the implementation for a device; the environment is read once. Some inputs still fall back to the closed
-    form: float64 and channels that pick independently on a CPU, float64 and custom candidates on a GPU."""
+    form: float64 and channels that pick independently on a CPU, float64 and some custom candidates on a GPU."""
     device, kernels = torch.device(device), wanted()
     if kernels == "closed_form":
         return Active(kernels, "closed_form was requested")

@@ -86,7 +86,7 @@ def test_other_functions_run_in_torch_and_the_reason_is_logged(
     (message,) = [record.getMessage() for record in caplog.records if name in record.getMessage()]
     assert "runs in torch operations" in message
     assert reason in message
-    for cached in (native._functions, native._plan):
+    for cached in (native._functions, native.plan_of):
         cached.cache_clear()
     monkeypatch.setattr(generated, "address", lambda key: 0)
     for what, tensor in results(h, ("tanh", name), [0.3, 0.7]).items():

@@ -92,6 +92,27 @@ def test_a_network_that_is_fused_with_its_batch_norm_uses_the_form_of_its_origin
         torch.testing.assert_close(fused, apart, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+def test_a_compiled_model_uses_the_closed_form_and_then_an_eager_one_the_form(device: torch.device) -> None:
+    register_candidate("gate", SUPPORTED["scaled_sigmoid"])
+    torch._dynamo.reset()
+    config = FlexConfig(candidates=("relu", "gate", "tanh"), pick_by="blend")
+    model = flexact.convert(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), config=config).to(device)
+    flexact.Schedule(model, 10)
+    h = torch.randn(2, 3, device=device)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")(h)
+    assert not generated._rejected
+    assert runs_fused(h, ("relu", "gate", "tanh"), (0, 1, 2))
+    torch.testing.assert_close(compiled, model(h))
+
+
+def test_a_dropped_candidate_has_no_part_in_the_kernels() -> None:
+    register_candidate("gate", SUPPORTED["scaled_sigmoid"])
+    assert len(basis.blend(("relu", "gate", "tanh"), (0, 1, 2)).basis) == 3
+    dropped = basis.blend(("relu", "gate", "tanh"), (0, 2))
+    assert all(isinstance(part, int) for part in dropped.basis)
+
+
 KERNEL = """
 import triton
 import triton.language as tl

@@ -14,13 +14,11 @@ _MOST = 1e6
 
 
 def inputs() -> Tensor:
-    """Return the float32 numbers at which code is compared, on the CPU: a dense range without the round numbers where
-    functions usually have their kinks, all sizes, some round numbers and the extremes."""
-    with torch.device("cpu"):  # the user may have set another default, as of the dtype
-        dense = torch.linspace(-20.3, 20.7, 4001)
-        sizes = torch.logspace(-8, 6, 113)
-        special = torch.tensor([0.0, 0.5, 1.0, 2.0, 3.0, 6.0, 1e10, 3e38, torch.inf, torch.nan])
-        return torch.cat([dense, sizes, -sizes, special, -special]).float()
+    """Return the float32 numbers at which code is compared: a dense range without the round numbers where functions
+    usually have their kinks, all sizes, some round numbers and the extremes."""
+    dense, sizes = torch.linspace(-20.3, 20.7, 4001, device="cpu"), torch.logspace(-8, 6, 113, device="cpu")
+    special = torch.tensor([0.0, 0.5, 1.0, 2.0, 3.0, 6.0, 1e10, 3e38, torch.inf, torch.nan], device="cpu")
+    return torch.cat([dense, sizes, -sizes, special, -special]).float()
 
 
 def difference(candidate: Candidate, h: Tensor, value: Tensor, slope: Tensor, tolerance: float = TOLERANCE) -> str:

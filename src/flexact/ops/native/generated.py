@@ -36,7 +36,7 @@ def address(key: str) -> int:
     except Exception as error:  # from the candidate, the compiler or torch's decompositions
         obstacle = f"{type(error).__name__}: {error}"
     if obstacle:
-        _log.info("candidate %s runs in torch operations on a CPU, which is slower: %s", candidate.name, obstacle)
+        _log.info("candidate %s runs in torch operations on a CPU, which is slower: %s", key, obstacle)
         return 0
-    _log.info("candidate %s runs in C code that was generated from its function", candidate.name)
+    _log.info("candidate %s runs in C code that was generated from its function", key)
     return ctypes.cast(function, c_void_p).value or 0

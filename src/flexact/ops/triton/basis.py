@@ -108,7 +108,8 @@ def blend(keys: tuple[str, ...], alive: tuple[int, ...]) -> Blend:
     candidates instead of two cost 2 % of a training step (candidates.csv of the overhead study), while compiling a
     kernel for a smaller basis takes up to a second.
     """
-    forms = [form(key) for key in keys]  # empty for candidates without a form, which have been eliminated
+    # Eliminated custom candidates are left out: their forms may be missing or unchecked.
+    forms = [form(key) if k in alive or not is_custom(key) else {} for k, key in enumerate(keys)]
     every, needed = (dict.fromkeys(part for k in some for part in forms[k]) for some in (range(len(keys)), alive))
     chosen = list(every if len(every) <= FEW and len(alive) > 1 else needed)
     numbers, custom = sorted(p for p in chosen if isinstance(p, int)), [p for p in chosen if not isinstance(p, int)]

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 
 import torch
+import triton
 from triton.errors import TritonError
 
 from flexact.candidates.registry import Candidate, lookup
 from flexact.errors import FlexActError
-from flexact.ops.blending import Blending
 from flexact.ops.codegen import checking
 from flexact.ops.dispatch import CannotBuild
-from flexact.ops.triton import generated, routed
+from flexact.ops.triton import generated
+from flexact.ops.triton.basis import blend
+from flexact.ops.triton.elementary import evaluate
+from flexact.ops.triton.launch import Launch, one
 
 TOLERANCE = 1e-3
 """Allowed error of a user's form relative to max(1, |value|): it may be approximate, as the built-in ones are in half
 precision."""
+_BLOCK = 1024
+
+_log = logging.getLogger(__name__)
 
 
 @functools.cache
@@ -33,6 +40,8 @@ def works(key: str, device: torch.device) -> bool:
             return True
         cause, obstacle = error, f"does not compile: {error!s:.500}"
     if not obstacle:
+        if candidate.triton is None:
+            _log.info("candidate %s runs in Triton code that was generated from its function", key)
         return True
     if candidate.triton is not None:
         raise FlexActError(
@@ -44,14 +53,14 @@ def works(key: str, device: torch.device) -> bool:
 
 
 def _difference(key: str, candidate: Candidate, device: torch.device) -> str:
-    """Describe where the kernels with a candidate's form differ from its function; empty if they do not."""
+    """Describe where a candidate's form differs from its function; empty if it does not."""
     h, tolerance = checking.inputs(), checking.TOLERANCE
     if candidate.triton is not None:
         h, tolerance = torch.linspace(-5.9, 6.1, 97), TOLERANCE  # avoids round numbers, where functions have kinks
-    h, one = h.to(device), torch.ones(1, 1, device=device)
-    blending = Blending(one, one, one[0, 0], (key,), (0,), 1, False)
-    on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
-    with on_device, torch.no_grad():
-        value, _ = routed.forward(h, blending)
-        slope, *_ = routed.backward(torch.ones_like(h), h, blending, False)
-        return checking.difference(candidate, h, value, slope, tolerance)
+    h = h.to(device)
+    value, slope = torch.empty_like(h), torch.empty_like(h)
+    basis, *_ = blend((key,), (0,)).constants(False)
+    launch = Launch(evaluate, (triton.cdiv(h.numel(), _BLOCK),), (h.numel(),), (basis, _BLOCK))
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        one(launch, 3)(h, value, slope)
+    return checking.difference(candidate, h, value, slope, tolerance)

@@ -1,4 +1,7 @@
-"""The functions of generated Triton code; see `codegen.operations`. NaN propagates."""
+"""The functions of generated Triton code (see `codegen.operations`), and a kernel that evaluates such code.
+
+NaN propagates.
+"""
 
 import triton
 import triton.language as tl
@@ -80,3 +83,12 @@ def cos_of(x):
 @triton.jit
 def pow_of(x, y):
     return tl.exp(y * tl.log(x))
+
+
+@triton.jit
+def evaluate(h_ptr, value_ptr, slope_ptr, size, BASIS: tl.constexpr, BLOCK: tl.constexpr):
+    """Store the values and slopes of the only function of a basis, the form of a custom candidate."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value, slope = BASIS[0](tl.load(h_ptr + at, at < size, other=0.0))
+    tl.store(value_ptr + at, value, at < size)
+    tl.store(slope_ptr + at, slope, at < size)

@@ -31,17 +31,16 @@ def form(key: str) -> Any:
 def reject(key: str, obstacle: str) -> None:
     """Use the closed form for a candidate from now on."""
     _rejected.add(key)
-    _log.info("candidate %s runs in the closed form on a GPU, which is slower: %s", lookup(key).name, obstacle)
+    _log.info("candidate %s runs in the closed form on a GPU, which is slower: %s", key, obstacle)
 
 
 @functools.cache
 def _form(key: str) -> Any:
     try:
-        source = triton_source(record(lookup(key)))
+        return _jitted(triton_source(record(lookup(key))))
     except Exception as error:  # from the candidate or torch's decompositions
         reject(key, f"{type(error).__name__}: {error}")
         return None
-    return _jitted(source)
 
 
 @functools.cache
