@@ -1,8 +1,8 @@
 """Set-up shared by all tests: Triton's interpreter, torchvision's missing operators, and the hypothesis profile.
 
 Without a CUDA device, Triton kernels run on CPU tensors under Triton's interpreter. This is slow, so only tests that
-call `dispatch.use("triton")` use it. Triton reads the environment variable when it is imported, so the variable is set
-first.
+select it do, with the fixture `triton_kernels` or `kernels.using("triton")`. Triton reads the environment variable when
+it is imported, so the variable is set first.
 
 `make install` may install a CUDA build of torchvision next to a CPU build of torch. Its compiled part does not load, so
 the operators ``nms`` and ``qnms`` do not exist, and ``import torchvision`` fails when it registers fake kernels for
@@ -38,6 +38,8 @@ from flexact.candidates import registry
 from flexact.ops import dispatch
 
 sys.path.append(str(Path(__file__).resolve().parent))  # for `forked` and `matrix.models`, in subprocesses too
+
+from kernels import using  # needs the path
 
 
 def _declare_missing_torchvision_operators() -> torch.library.Library | None:
@@ -82,6 +84,20 @@ def _own_registry() -> Iterator[None]:
     own = {candidate.name: candidate for candidate in registry.BUILT_IN}
     with mock.patch.object(registry, "_registry", own):
         yield
+    if len(own) > len(registry.BUILT_IN):
+        _forget_candidates()
+
+
+def _forget_candidates() -> None:
+    """Clears what is cached by the name of a candidate, which is registered only once in a process of a user."""
+    cached = {"flexact.ops": ["_forms"], "flexact.ops.triton.basis": ["has_form", "blend"]}
+    cached |= {"flexact.ops.triton.custom_forms": ["works"], "flexact.ops.triton.generated": ["_form"]}
+    cached |= {"flexact.ops.native.routed": ["_functions", "_plan"], "flexact.ops.native.generated": ["address"]}
+    for module, names in cached.items():
+        for name in names if module in sys.modules else ():
+            getattr(sys.modules[module], name).cache_clear()
+    if "flexact.ops.triton.generated" in sys.modules:
+        sys.modules["flexact.ops.triton.generated"]._rejected.clear()
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -96,12 +112,19 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 
 @pytest.fixture
-def triton_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def triton_kernels() -> Iterator[None]:
     """Uses Triton kernels wherever they can run. Fails a test in which Triton is disabled unexpectedly."""
-    monkeypatch.setattr(dispatch, "_forced", "triton")
-    monkeypatch.setattr(dispatch, "_broken", {})
-    yield
-    assert not dispatch._broken
+    with using("triton"):
+        yield
+        assert not dispatch._broken
+
+
+@pytest.fixture
+def launches_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disables the extension, for tests that watch or replace the functions in Python for which it stands in."""
+    from flexact.ops.triton import extension  # needs Triton
+
+    monkeypatch.setattr(extension, "ready", lambda: None)
 
 
 @pytest.fixture
