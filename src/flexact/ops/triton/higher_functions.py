@@ -13,25 +13,18 @@ from flexact.ops.triton.basis_functions import (
     GELU,
     GELU_TANH,
     HARD_MISH,
-    HARDSHRINK,
-    HARDSIGMOID,
     HARDSWISH,
-    HARDTANH,
     LAPLACE,
-    LINEAR,
     LOGSIGMOID,
     MISH,
     NEGATIVE_EXP,
     QUICK_GELU,
-    RELU,
-    RELU6,
     RELU_SQUARED,
     SIGMOID,
     SILU,
     SINE,
     SNAKE,
     SOFTPLUS,
-    SOFTSHRINK,
     SOFTSIGN,
     SQRT_SOFTPLUS,
     STAR_RELU,
@@ -115,10 +108,7 @@ def second_and_third(h, PART: tl.constexpr):
     elif PART == SNAKE:
         second = 2 * tl.cos(2 * h)
         third = -4 * tl.sin(2 * h)
-    else:
-        is_bounded: tl.constexpr = PART == RELU6 or PART == HARDSIGMOID or PART == HARDTANH
-        is_shrinking: tl.constexpr = PART == HARDSHRINK or PART == SOFTSHRINK
-        tl.static_assert(PART == LINEAR or PART == RELU or is_bounded or is_shrinking)  # piecewise linear
+    else:  # piecewise linear
         second = tl.zeros_like(h)
         third = second
     return second, third
