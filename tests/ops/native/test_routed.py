@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flexact.candidates.registry import lookup, register_candidate
-from flexact.ops import dispatch, higher_order, policy_kernels, routed_activation
+from flexact.ops import dispatch, policy_kernels, routed_activation
 from flexact.ops.blending import Blending
 from flexact.ops.native import policy as native_policy
 from flexact.ops.native import routed as native
@@ -92,7 +92,8 @@ def test_only_the_input_is_saved_if_every_candidate_has_a_formula() -> None:
         torch.autograd.graph.saved_tensors_hooks(lambda one: saved.append(one) or one, lambda one: one),
     ):
         routed_activation(h, logits, p, p, ONE, SIXTEEN, range(16), statistics=True)
-    large = {tensor.untyped_storage().data_ptr() for tensor in saved if tensor.numel() > 100}
+    storages = [tensor.untyped_storage() for tensor in saved]
+    large = {storage.data_ptr() for storage in storages if storage.nbytes() > 400}
     assert large == {h.untyped_storage().data_ptr()}
 
 
@@ -108,36 +109,6 @@ def test_an_upstream_gradient_without_memory_is_materialised() -> None:
 
 
 # Derivatives
-
-KINKS = (-3.0, 0.0, 3.0, 6.0)
-
-
-def numerical(function: Callable[[Tensor], Tensor], h: Tensor, step: float) -> Tensor:
-    """Returns a central difference with an error of the fourth order."""
-    near, far = (function(h + k * step) - function(h - k * step) for k in (1, 2))
-    return (8 * near - far) / (12 * step)
-
-
-@pytest.mark.parametrize("name", FORMULAS)
-def test_second_and_third_derivatives_equal_numerical_ones(name: str) -> None:
-    h = torch.linspace(-9, 9, 361)
-    h = h[torch.stack([(h - kink).abs() > 0.02 for kink in KINKS]).all(0)]
-    function = lookup(name).module()
-
-    def slope(h: Tensor) -> Tensor:
-        h = h.detach().requires_grad_()
-        return torch.autograd.grad(function(h).sum(), h)[0]
-
-    def curvature(h: Tensor) -> Tensor:
-        return numerical(slope, h, 1e-3)
-
-    alone = torch.ones(1, 1)
-    with using("native"):
-        terms = higher_order.Terms(h, Blending(alone, alone, ONE, (name,), (0,), 1, False))
-        assert terms._native
-        second, third = terms.blend(2), terms.blend(3)
-    torch.testing.assert_close(second.double(), curvature(h.double()), rtol=1e-5, atol=2e-6)
-    torch.testing.assert_close(third.double(), numerical(curvature, h.double(), 1e-3), rtol=1e-5, atol=5e-6)
 
 
 def test_the_gradient_of_a_second_derivative_equals_that_of_the_closed_form() -> None:
