@@ -159,7 +159,11 @@ triton.runtime.driver.set_active(FakeGPU())
 os.environ["TRITON_INTERPRET"] = "1"  # what was imported is compiled all the same; CPU tensors may go there now
 flexact.ops.dispatch.use("triton")
 # The policy is not compiled, and there is no GPU to run it on.
-flexact.ops.triton.policy._draw_launch = flexact.ops.triton.policy._update_launch = lambda *_: lambda *_: None
+def zero_buffers(steps, values, others):
+    found = [torch.zeros(one) if isinstance(one, tuple) else torch.zeros_like(others[one - 1]) for one in steps.buffers]
+    return tuple(found)
+
+flexact.ops.triton.policy._run = zero_buffers
 
 graphs, kernels = [], set()
 
@@ -209,7 +213,8 @@ called = [target for graph in graphs for target in graph]
 names = {kernel.fn.__name__ for kernel in kernels}
 fused = {"_sweep", "_finish", "backward_through_norm"}
 assert names == {"forward", "finish_forward", "backward", "finish_backward"} | fused, names
-assert not any("flexact" in target for target in called), "the compiler cannot look into an operator"
+opaque = {target for target in called if "flexact" in target}
+assert not opaque, f"the compiler cannot look into {opaque}"
 """
 
 
