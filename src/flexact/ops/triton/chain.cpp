@@ -65,6 +65,10 @@ struct Joined : torch::CustomClassHolder {
 /* Where the gradient of an input is: a tensor of the backward pass, or `length` elements of it if that is not 0. */
 struct Gradient {
     int64_t position, offset, length;
+
+    bool operator==(const Gradient &other) const {
+        return position == other.position && offset == other.offset && length == other.length;
+    }
 };
 
 struct Chain : torch::CustomClassHolder {
@@ -195,8 +199,13 @@ struct Site : torch::autograd::Function<Site> {
             launch(chain.backward, tensors, chain.device);
         }
         for (size_t i = 0; i < chain.gradients.size(); i++) {
-            const auto &[position, offset, length] = chain.gradients[i];
-            if (ctx->needs_input_grad(i)) found[i] = length ? tensors[position].narrow(0, offset, length) : tensors[position];
+            const auto &own = chain.gradients[i];
+            if (!ctx->needs_input_grad(i)) continue;
+            /* Two views of one part would share memory as the .grad of two parameters, so the same one is returned. */
+            for (size_t j = 0; j < i && !found[i].defined(); j++)
+                if (own == chain.gradients[j]) found[i] = found[j];
+            if (found[i].defined()) continue;
+            found[i] = own.length ? tensors[own.position].narrow(0, own.offset, own.length) : tensors[own.position];
         }
         return found;
     }
