@@ -14,7 +14,6 @@ from flexact.ops import dispatch, policy_kernels, routed_activation
 from flexact.ops.blending import Blending
 from flexact.ops.native import policy as native_policy
 from flexact.ops.native import routed as native
-from flexact.ops.native.blends import NativeBlends
 from kernels import using
 from routed_cases import ALL, FIVE, SIXTEEN, case, spread
 
@@ -110,35 +109,6 @@ def test_an_upstream_gradient_without_memory_is_materialised() -> None:
 
 
 # Derivatives
-
-KINKS = (-3.0, 0.0, 3.0, 6.0)
-
-
-def numerical(function: Callable[[Tensor], Tensor], h: Tensor, step: float) -> Tensor:
-    """Returns a central difference with an error of the fourth order."""
-    near, far = (function(h + k * step) - function(h - k * step) for k in (1, 2))
-    return (8 * near - far) / (12 * step)
-
-
-@pytest.mark.parametrize("name", FORMULAS)
-def test_second_and_third_derivatives_equal_numerical_ones(name: str) -> None:
-    h = torch.linspace(-9, 9, 361)
-    h = h[torch.stack([(h - kink).abs() > 0.02 for kink in KINKS]).all(0)]
-    function = lookup(name).module()
-
-    def slope(h: Tensor) -> Tensor:
-        h = h.detach().requires_grad_()
-        return torch.autograd.grad(function(h).sum(), h)[0]
-
-    def curvature(h: Tensor) -> Tensor:
-        return numerical(slope, h, 1e-3)
-
-    alone = torch.ones(1, 1)
-    with using("native"):
-        blends = NativeBlends(h, Blending(alone, alone, ONE, (name,), (0,), 1, False))
-        second, (third, _) = blends.blend(2), blends.gradients({2: torch.ones_like(h)}, False)
-    torch.testing.assert_close(second.double(), curvature(h.double()), rtol=1e-5, atol=2e-6)
-    torch.testing.assert_close(third.double(), numerical(curvature, h.double(), 1e-3), rtol=1e-5, atol=5e-6)
 
 
 def test_the_gradient_of_a_second_derivative_equals_that_of_the_closed_form() -> None:
