@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from flexact.ops.blending import Blending
@@ -14,10 +13,11 @@ from flexact.ops.closed_form_blends import ClosedFormBlends
 from flexact.ops.fallback import run
 from flexact.ops.triton import higher_kernels, kernels
 from flexact.ops.triton.basis import Blend, blend, is_fast
-from flexact.ops.triton.launch import Launch, Launches, one
+from flexact.ops.triton.launch import Launch
+from flexact.ops.triton.passes import Pass
 from flexact.ops.triton.tiles import FLAT, MANY_SUMS, Tiles, by_channel, flat
 
-Orders = tuple[bool, bool, bool]
+Orders = tuple[bool, ...]
 """Whether δ_0, δ_1 and δ_2 are given."""
 
 
@@ -45,44 +45,53 @@ class TritonBlends:
         return ClosedFormBlends(self._h, self._blending)
 
     def _blend(self, h: Tensor, n: int) -> Tensor:
-        found = torch.empty_like(h, dtype=torch.float32)
-        self._tiles.plan(_blend_plan, *self._choices, n)(h, self._weights, found)
-        return found
+        (found,) = self._tiles.plan(_blend_plan, *self._choices, n).run(h, self._weights)
+        return found.as_strided(h.shape, h.stride())
 
     def _gradients(self, h: Tensor, deltas: Mapping[int, Tensor], need_logits: bool) -> tuple[Tensor, Tensor]:
         given = [with_layout_of(h, deltas[n]) if n in deltas else h for n in range(3)]  # h is not read
-        orders = (0 in deltas, 1 in deltas, 2 in deltas)
-        launches, room = self._tiles.plan(_gradients_plan, *self._choices, orders, need_logits)
-        to_h, partials = torch.empty_like(h), h.new_empty(room, dtype=torch.float32)
-        to_logits = partials.new_empty(self._weights.numel() if need_logits else 0)
+        steps = self._tiles.plan(_gradients_plan, *self._choices, tuple([n in deltas for n in range(3)]), need_logits)
         _, probabilities, temperature, *_ = self._blending
-        launches(h, self._weights, *given, to_h, partials, to_logits, probabilities.contiguous(), temperature)
+        to_h, to_logits = steps.run(h, self._weights, *given, probabilities.contiguous(), temperature)
         return to_h, to_logits
 
 
-def _blend_plan(tiles: Tiles, parts: Blend, rows: int, k: int, fast: bool, n: int) -> Launches:
+def _blend_plan(tiles: Tiles, parts: Blend, rows: int, k: int, fast: bool, n: int) -> Pass:
+    """Return the pass from h and the weights to B_n, flat."""
     launch = _blend_launch(tiles, parts, rows, k, fast, n)
     if n == 1:  # what a loss with a second derivative needs
         launch.prepares(_blend_launch(tiles, parts, rows, k, fast, 2), lambda *dtypes: dtypes)
         sweep, finish = _gradients_launches(tiles, parts, rows, k, fast, (True, True, True), True)
         launch.prepares(sweep, lambda h, floats, _: (h, floats, h, floats, floats, h, floats))
         launch.prepares(finish, lambda h, floats, _: (floats,) * 4)
-    return one(launch, 3)
+    steps = Pass(2)
+    found = steps.floats(tiles.numel)
+    steps.launch(launch, range(3))
+    steps.outputs = (found,)
+    return steps
+
+
+def _gradients_plan(
+    tiles: Tiles, parts: Blend, rows: int, k: int, fast: bool, orders: Orders, need_logits: bool
+) -> Pass:
+    """Return the pass from h, the weights, the three δ, the probabilities and the temperature to the gradients w.r.t. h
+    and the logits."""
+    sweep, finish = _gradients_launches(tiles, parts, rows, k, fast, orders, need_logits)
+    steps = Pass(7)
+    h, p, temperature = 0, 5, 6
+    to_h, partials = steps.like(h), steps.floats(tiles.room(len(parts.basis) if need_logits else 0))
+    to_logits = steps.floats(rows * k if need_logits else 0)
+    steps.launch(sweep, (*range(5), to_h, partials))
+    if need_logits:
+        steps.launch(finish, (partials, to_logits, p, temperature))
+    steps.outputs = (to_h, to_logits)
+    return steps
 
 
 def _blend_launch(tiles: Tiles, parts: Blend, rows: int, k: int, fast: bool, n: int) -> Launch:
     return Launch(
         higher_kernels.blend, tiles.grid, (*tiles.sizes, k), (*parts.constants(fast), n, rows > 1, *tiles.constants)
     )
-
-
-def _gradients_plan(
-    tiles: Tiles, parts: Blend, rows: int, k: int, fast: bool, orders: Orders, need_logits: bool
-) -> tuple[Launches, int]:
-    """Return the launches, and the number of partial sums."""
-    sweep, finish = _gradients_launches(tiles, parts, rows, k, fast, orders, need_logits)
-    steps = [(sweep, range(7)), (finish, range(6, 10))]
-    return Launches(10, *steps[: 1 + need_logits]), tiles.room(len(parts.basis) if need_logits else 0)
 
 
 def _gradients_launches(
