@@ -37,6 +37,7 @@ from cost_rows.networks import CASES
 from cost_rows.row import Row, failed
 
 from flexact.io.atomic_files import write_rows
+from flexact.ops.triton import extension
 from flexact.studies.overhead.options import chosen
 from flexact.studies.overhead.timing import release
 from flexact.studies.provenance import processor, provenance
@@ -151,6 +152,8 @@ def main() -> None:
     names = arguments.only.split(",") if arguments.only else list(known)
     if unknown := [name for name in names if name not in known]:
         parser.error(f"unknown parts {', '.join(unknown)}; there are {', '.join(known)}.")
+    if device.type == "cuda":
+        extension.wait()
     measure({name: known[name] for name in names}, out, device)
 
 

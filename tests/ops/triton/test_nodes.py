@@ -68,7 +68,7 @@ def module() -> Any:
 @pytest.fixture(autouse=True)
 def _with_extension(module: Any, triton_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extension, "_module", module)
-    monkeypatch.setattr(nodes, "_needs_python", False)
+    monkeypatch.setattr(nodes, "_needs_python", set())
     monkeypatch.setattr(nodes, "_chains", {})
     prepared = {}
 
@@ -129,3 +129,33 @@ def test_training_is_identical(
     assert Kernels.launched > 0
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_second_derivative_equals_that_of_the_functions_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    site = flexact.convert(nn.Sequential(nn.Linear(3, 4), nn.ReLU()), config=flexact.FlexConfig(candidates=CANDIDATES))
+    x = torch.randn(5, 3)
+
+    def second() -> list[Tensor]:
+        inputs = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(site(inputs).square().sum(), inputs, create_graph=True)
+        site.zero_grad()
+        slope.square().sum().backward()
+        return [slope.detach(), inputs.grad, *[p.grad for p in site.parameters()]]
+
+    found = second()
+    assert nodes._needs_python
+    again = second()  # the second call runs in Python
+    monkeypatch.setattr(extension, "ready", lambda: None)
+    for one, other, expected in zip(found, again, second(), strict=True):
+        torch.testing.assert_close(one, expected)
+        torch.testing.assert_close(other, expected, rtol=0, atol=0)
+
+
+def test_a_fused_site_has_no_second_derivative() -> None:
+    network = flexact.convert(Block(), config=flexact.FlexConfig(candidates=CANDIDATES), fuse=True)
+    x = torch.randn(2, 3, 3, 3, requires_grad=True)
+    out = network(x).sum()
+    assert Kernels.launched > 0
+    with pytest.raises(flexact.FlexActError, match="no second derivative"):
+        torch.autograd.grad(out, x, create_graph=True)

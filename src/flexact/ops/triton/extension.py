@@ -46,6 +46,13 @@ def ready() -> Any:
     return _module
 
 
+def wait() -> None:
+    """Wait until the extension is compiled, if it can be; for measurements."""
+    thread = _start()
+    if thread is not None:
+        thread.join()
+
+
 @functools.cache
 def why_missing() -> str:
     """Return why the extension cannot be compiled here; empty if it can."""
@@ -61,12 +68,14 @@ def why_missing() -> str:
 
 
 @functools.cache
-def _start() -> None:
+def _start() -> threading.Thread | None:
     reason = why_missing()
     if reason:
         _log.info("the kernels are launched from Python, which takes longer: %s.", reason)
-    else:
-        threading.Thread(target=_load, name="flexact-extension", daemon=True).start()
+        return None
+    thread = threading.Thread(target=_load, name="flexact-extension", daemon=True)
+    thread.start()
+    return thread
 
 
 def _load() -> None:

@@ -25,8 +25,8 @@ MOST_CHAINS = 1024
 """Number of cached chains at which the cache is emptied. A momentum that changes every step adds one each time."""
 
 _chains: dict[Hashable, Chain] = {}
-_needs_python = False
-"""Whether a backward ran with create_graph=True. The functions in Python are faster at that."""
+_needs_python: set[Hashable] = set()
+"""The keys of chains whose backward ran with create_graph=True. The functions in Python are faster at that."""
 
 
 def routed(h: Tensor, logits: Tensor, blending: Blending) -> tuple[Tensor, Tensor]:
@@ -37,12 +37,14 @@ def routed(h: Tensor, logits: Tensor, blending: Blending) -> tuple[Tensor, Tenso
 def _routed(h: Tensor, logits: Tensor, blending: Blending) -> tuple[Tensor, Tensor] | None:
     """Return the result of `routed` from the extension; None if it does not run."""
     module = _extension(h, blending)
-    if module is None or _needs_python or not (h.requires_grad or logits.requires_grad):
+    if module is None or not (h.requires_grad or logits.requires_grad):
         return None
     _, p, temperature, keys, alive, channel_dim, statistics = blending
     layout = h.numel() if p.shape[0] == 1 else (h.shape, h.stride(), channel_dim)
     key = (layout, h.dtype, keys, alive, statistics, logits.requires_grad)
-    chain = _chains.get(key) or _added(key, _routed_chain(h, blending, logits.requires_grad))
+    if key in _needs_python:
+        return None
+    chain = _chains.get(key) or _added(key, _routed_chain(key, h, blending, logits.requires_grad))
     return _applied(module, chain, (h, logits, p, temperature))
 
 
@@ -93,9 +95,9 @@ def _added(key: Hashable, chain: Chain) -> Chain:
     return chain
 
 
-def _routed_chain(h: Tensor, blending: Blending, need_logits: bool) -> Chain:
+def _routed_chain(key: Hashable, h: Tensor, blending: Blending, need_logits: bool) -> Chain:
     h_at, logits_at, p, temperature = range(4)
-    again = functools.partial(_routed_again, blending.keys, blending.alive, blending.channel_dim)
+    again = functools.partial(_routed_again, key, blending.keys, blending.alive, blending.channel_dim)
     chain = Chain(4, again)
     x, statistics = chain.add(forward_pass(h, blending, NOT_FUSED), (h_at, p))
     backward = backward_pass(h, blending, need_logits, NOT_FUSED)
@@ -161,11 +163,10 @@ def _running(prefix: str) -> list[str]:
 
 
 def _routed_again(
-    keys: tuple[str, ...], alive: tuple[int, ...], channel_dim: int, delta: Tensor, *saved: Tensor
+    key: Hashable, keys: tuple[str, ...], alive: tuple[int, ...], channel_dim: int, delta: Tensor, *saved: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients with respect to h and the logits for a backward with create_graph=True."""
-    global _needs_python
-    _needs_python = True
+    _needs_python.add(key)
     h, p, temperature, logits = saved
     blending = Blending(p, p, temperature, keys, alive, channel_dim, False)
     x, _ = autograd.routed(h, logits, blending)

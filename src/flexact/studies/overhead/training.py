@@ -133,6 +133,10 @@ class Training:
 
     def warm_up(self) -> None:
         """Run the first steps, which compile and allocate."""
+        if dispatch.active(self.batch.device).name == "triton":
+            from flexact.ops.triton import extension  # needs Triton
+
+            extension.wait()
         for _ in range(WARM_UP):
             self.step()
         check_kernels(self.way, self.batch.device)
