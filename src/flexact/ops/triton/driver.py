@@ -88,6 +88,7 @@ def parameters(built: Any, arguments: Sequence[Any]) -> list[tuple[str, Any]] | 
     return found if sizes == declared and len(sizes) <= _MOST_PARAMETERS else None
 
 
+@functools.lru_cache(maxsize=1024)
 def _declared(ptx: str, name: str) -> list[int]:
     """Return the size of each parameter that the machine code declares, in bytes."""
     head = re.search(rf"\.entry {re.escape(name)}\((.*?)\)", ptx, re.DOTALL)
@@ -97,13 +98,11 @@ def _declared(ptx: str, name: str) -> list[int]:
 def kernel(built: Any, grid: tuple[int, ...], arguments: Sequence[Any], device: int) -> _Kernel | None:
     """Load a compiled kernel into a device, and prepare its launch. Return None if `parameters` does not support it, or
     if driver.c cannot be compiled."""
-    found, driver = parameters(built, arguments), load()
-    if found is None or driver is None:
+    found = parameters(built, arguments)
+    if found is None or load() is None:
         return None
-    function, metadata = c_void_p(), built.metadata
-    cubin, name = built.asm["cubin"], metadata.name.encode()
-    if error := driver.load_kernel(cubin, name, metadata.shared, device, ctypes.byref(function)):
-        _fail(driver, error)
+    metadata = built.metadata
+    function = _function(built.asm["cubin"], metadata.name.encode(), metadata.shared, device)
     prepared = _Kernel(function, (*grid, 1, 1)[:3], metadata.num_warps * _WARP, metadata.shared, len(found))
     aligned = {path[0] for path, given in built.src.attrs.items() if ["tt.divisibility", 16] in given}
     pointers = [i for i, kind in enumerate(built.src.signature.values()) if kind[0] == "*"]
@@ -114,6 +113,15 @@ def kernel(built: Any, grid: tuple[int, ...], arguments: Sequence[Any], device: 
             prepared.sources[i] = -1
             prepared.values[i] = int.from_bytes(struct.pack("<" + _FORMATS[kind], value), "little")
     return prepared
+
+
+@functools.lru_cache(maxsize=1024)
+def _function(cubin: bytes, name: bytes, shared: int, device: int) -> int:
+    """Load a kernel into a device. Cached, since all sites that share a kernel prepare it again after a drop."""
+    driver, function = cast(ctypes.CDLL, load()), c_void_p()
+    if error := driver.load_kernel(cubin, name, shared, device, ctypes.byref(function)):
+        _fail(driver, error)
+    return cast(int, function.value)
 
 
 @functools.cache
