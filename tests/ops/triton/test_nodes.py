@@ -152,6 +152,23 @@ def test_a_second_derivative_equals_that_of_the_functions_in_python(monkeypatch:
         torch.testing.assert_close(other, expected, rtol=0, atol=0)
 
 
+def test_a_second_derivative_of_a_site_that_is_called_twice_counts_its_logits_once_per_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    act = nn.ReLU()
+    site = flexact.convert(nn.Sequential(nn.Linear(3, 4), act, act), config=flexact.FlexConfig(candidates=CANDIDATES))
+    x = torch.randn(5, 3)
+
+    def gradients() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(site(x).square().sum(), list(site.parameters()), create_graph=True)
+
+    found = gradients()
+    assert Kernels.launched > 0
+    monkeypatch.setattr(extension, "ready", lambda: None)
+    torch.testing.assert_close(found, gradients())
+
+
 def test_a_fused_site_has_no_second_derivative() -> None:
     network = flexact.convert(Block(), config=flexact.FlexConfig(candidates=CANDIDATES), fuse=True)
     x = torch.randn(2, 3, 3, 3, requires_grad=True)

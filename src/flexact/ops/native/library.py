@@ -117,8 +117,10 @@ def loaded(build: Build, load: Callable[[Path], Loaded]) -> Loaded:
             library = Path(temporary) / name
             _compile(library, build)
             if folder:
-                with contextlib.suppress(OSError):  # the folder is full or read-only
+                # The folder is full, is read-only or forbids machine code; the temporary folder may forbid it, too.
+                with contextlib.suppress(OSError, ImportError):
                     _keep(library, folder)
+                    return load(folder / name)
             return load(library)
     except (OSError, ImportError) as error:
         raise CannotBuild(f"the library cannot be loaded: {error}") from error

@@ -3,11 +3,14 @@
 
 #include <Python.h>
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <c10/core/DeviceGuard.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/object_ptr.h>
 
 namespace {
 
@@ -96,7 +99,7 @@ void add_buffers(const Pass &pass, std::vector<Tensor> &tensors) {
 /* Return 0 or MISALIGNED; throw the driver's errors. */
 int launch(const Pass &pass, const std::vector<Tensor> &tensors, int device) {
     void *stream = nullptr;
-    if (driver.current_stream) driver.current_stream(device, &stream);
+    TORCH_CHECK(!driver.current_stream || !driver.current_stream(device, &stream), "the current stream is unknown");
     std::vector<uint64_t> addresses;
     addresses.reserve(tensors.size());
     for (const auto &one : tensors) addresses.push_back(address(one));
@@ -132,33 +135,37 @@ bool must_be_aligned(const Chain &chain, size_t input) {
     return found || fails(chain.backward, saved);
 }
 
+/* Holds the interpreter's lock. */
+struct Lock {
+    PyGILState_STATE state = PyGILState_Ensure();
+    ~Lock() { PyGILState_Release(state); }
+};
+
 /* Return the gradients of a backward with create_graph=True, from Python. */
 variable_list again(const Chain &chain, const Tensor &delta, const variable_list &saved) {
-    const auto state = PyGILState_Ensure();
-    variable_list found;
-    PyObject *arguments = PyTuple_New(1 + saved.size());
-    PyTuple_SET_ITEM(arguments, 0, THPVariable_Wrap(delta));
-    for (size_t i = 0; i < saved.size(); i++) PyTuple_SET_ITEM(arguments, i + 1, THPVariable_Wrap(saved[i]));
-    PyObject *result = PyObject_Call(chain.again.object, arguments, nullptr);
-    Py_DECREF(arguments);
+    const Lock lock;
+    THPObjectPtr arguments(PyTuple_New(1 + saved.size()));
+    PyTuple_SET_ITEM(arguments.get(), 0, THPVariable_Wrap(delta));
+    for (size_t i = 0; i < saved.size(); i++) PyTuple_SET_ITEM(arguments.get(), i + 1, THPVariable_Wrap(saved[i]));
+    THPObjectPtr result(PyObject_Call(chain.again.object, arguments.get(), nullptr));
     if (!result) {
         python_error error;
         error.persist();
-        PyGILState_Release(state);
         throw error;
     }
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(result); i++) {
-        PyObject *one = PyTuple_GET_ITEM(result, i);
-        found.push_back(one == Py_None ? Tensor() : THPVariable_Unpack(one));
+    TORCH_CHECK_TYPE(PyTuple_Check(result.get()), "expected a tuple of gradients");
+    variable_list found;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(result.get()); i++) {
+        PyObject *one = PyTuple_GET_ITEM(result.get(), i);
+        found.push_back(THPVariable_Check(one) ? THPVariable_Unpack(one) : Tensor());
     }
-    Py_DECREF(result);
-    PyGILState_Release(state);
     return found;
 }
 
 struct Site : torch::autograd::Function<Site> {
     static variable_list forward(AutogradContext *ctx, at::TensorList inputs, const ChainPtr &chain) {
         at::AutoDispatchBelowADInplaceOrView guard;
+        const c10::DeviceGuard on_device(inputs[0].device());
         std::vector<Tensor> every(inputs.begin(), inputs.end());
         for (const auto &pass : chain->forward) {
             auto own = taken(pass, every);
@@ -187,7 +194,8 @@ struct Site : torch::autograd::Function<Site> {
             return found;
         }
         at::AutoDispatchBelowADInplaceOrView guard;
-        const Tensor &h = saved[0];
+        const c10::DeviceGuard on_device(saved[0].device());
+        const Tensor h = saved[0];
         Tensor delta = upstream[0];
         if (delta.strides() != h.strides() || delta._is_zerotensor() || delta.is_neg())
             delta = at::empty_like(h).copy_(delta);
@@ -327,6 +335,8 @@ PyObject *run_joined(PyObject *, PyObject *arguments) {
     at::NoGradGuard no_grad;
     auto flat = list<Tensor>(parts, tensor);
     for (auto &one : flat) one = one.reshape(-1);
+    TORCH_CHECK_VALUE(!flat.empty(), "expected tensors to concatenate");
+    const c10::DeviceGuard on_device(flat[0].device());
     std::vector<Tensor> tensors{at::cat(flat)};
     for (auto &one : list<Tensor>(others, tensor)) tensors.push_back(std::move(one));
     add_buffers(joined->pass, tensors);

@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 
-from flexact.ops.dispatch import CannotBuild
 from flexact.ops.native import library
 from flexact.ops.triton import driver
 
@@ -64,7 +63,9 @@ def why_missing() -> str:
         return "there is no C++ compiler"
     headers = Path(sysconfig.get_paths()["include"], "Python.h"), Path(torch.__file__).parent / "include"
     missing = [path for path in headers if not path.exists()]
-    return f"{missing[0]} is missing" if missing else ""
+    if missing:
+        return f"{missing[0]} is missing"
+    return "" if _current_stream() else "this PyTorch does not export the function for the current stream"
 
 
 @functools.cache
@@ -82,7 +83,7 @@ def _load() -> None:
     global _module
     try:
         module = compiled()
-    except CannotBuild as error:
+    except Exception as error:  # in a thread, where no one would see it
         _log.warning("flexact's extension cannot be compiled, so kernels are launched from Python: %s", error)
         return
     launcher = driver.load()

@@ -167,7 +167,9 @@ def _routed_again(
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients with respect to h and the logits for a backward with create_graph=True."""
     _needs_python.add(key)
-    h, p, temperature, logits = saved
+    p, temperature = saved[1:3]
+    # Views, since h may depend on the same logits, through an earlier call of the site.
+    h, logits = (tensor.view_as(tensor) for tensor in (saved[0], saved[3]))
     blending = Blending(p, p, temperature, keys, alive, channel_dim, False)
     x, _ = autograd.routed(h, logits, blending)
     needed = [tensor for tensor in (h, logits) if tensor.requires_grad]
