@@ -117,11 +117,14 @@ def loaded(build: Build, load: Callable[[Path], Loaded]) -> Loaded:
             library = Path(temporary) / name
             _compile(library, build)
             if folder:
-                # The folder is full, is read-only or forbids machine code; the temporary folder may forbid it, too.
-                with contextlib.suppress(OSError, ImportError):
+                with contextlib.suppress(OSError):  # the folder is full or read-only
                     _keep(library, folder)
-                    return load(folder / name)
-            return load(library)
+            try:
+                return load(library)
+            except (OSError, ImportError):  # the temporary folder forbids machine code
+                if folder is None:
+                    raise
+                return load(folder / name)
     except (OSError, ImportError) as error:
         raise CannotBuild(f"the library cannot be loaded: {error}") from error
 
