@@ -67,7 +67,7 @@ def main() -> None:
             print(f"{setting:26}{jobs:3} jobs {cells:8.1f} cells per hour, {rows[-1]['ratio']:.2f}", flush=True)
 
 
-def _flags(arguments: dict[str, bool], device: torch.device) -> AbstractContextManager[Any]:
+def _flags(arguments: dict[str, bool], device: torch.device, benchmark: bool) -> AbstractContextManager[Any]:
     return torch.backends.cudnn.flags(enabled=True, **arguments)
 
 

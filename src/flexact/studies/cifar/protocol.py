@@ -60,6 +60,10 @@ class Protocol(PickingProtocol):
     width: Annotated[int, Setting("Channels of the first stage.")] = 64
     evaluate_every: int = 5
     """Epochs between two evaluations; the last epoch is always evaluated."""
+    benchmark: Annotated[
+        bool,
+        Setting("Let cuDNN time its algorithms. A resumed cell may then use others, and is not bit-identical."),
+    ] = False
     partial: Annotated[bool, Setting("Accept data sets with fewer images than the official ones.")] = False
     checkpoint_minutes: Annotated[float, Setting("Minutes between checkpoints; 0 for one after every epoch.")] = 1.0
 

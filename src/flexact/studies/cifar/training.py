@@ -121,7 +121,7 @@ class Training(GraphedTraining):
         chosen, drawn = self._next_row()
         x = augmented(images.train_x.index_select(0, chosen), images.mean, images.std, drawn)
         y = images.train_y.index_select(0, chosen)
-        with deterministic(self.device):
+        with deterministic(self.device, self.protocol.benchmark):
             with self.autocast():
                 answers = self.network(x)
                 loss = F.cross_entropy(answers, y)
@@ -135,10 +135,14 @@ class Training(GraphedTraining):
             self._totals += torch.stack([self.loss.double(), right.double(), torch.ones_like(self._totals[0])])
 
 
-def deterministic(device: torch.device) -> AbstractContextManager[Any]:
-    """A context in which cuDNN is deterministic, so that a resumed run is bit-identical. The setting is global, so no
-    other thread may train inside it."""
-    return torch.backends.cudnn.flags(enabled=True, deterministic=True) if device.type == "cuda" else nullcontext()
+def deterministic(device: torch.device, benchmark: bool = False) -> AbstractContextManager[Any]:
+    """A context in which cuDNN is deterministic. The setting is global, so no other thread may train inside it.
+
+    benchmark: whether cuDNN times its deterministic algorithms and keeps the fastest one.
+    """
+    if device.type != "cuda":
+        return nullcontext()
+    return torch.backends.cudnn.flags(enabled=True, deterministic=True, benchmark=benchmark)
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> Tensor:
