@@ -711,6 +711,15 @@ def test_a_new_schedule_for_a_model_that_has_dropped_candidates_warns_once() -> 
     assert len(caught) == 1
 
 
+def test_a_site_that_is_committed_before_training_is_no_earlier_run() -> None:
+    run = Run()
+    sites_of(run.model)[0].commit(candidate=0)
+    run.schedule = Schedule(run.model, network_steps=LENGTH, optimizer=run.optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run.to(2)
+
+
 def test_a_new_schedule_that_adds_steps_to_a_committed_model_warns_once() -> None:
     model = flexact.commit(convert(Network()))
     schedule = Schedule(model, network_steps=LENGTH)

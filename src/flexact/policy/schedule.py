@@ -83,7 +83,7 @@ class Schedule:
         self.steps_done = self._steps_lost = 0
         self.router = one_router(model, sites)
         self.router.scheduled = True
-        self.router.resumes |= any(len(site.alive) < site.k for site in sites)
+        self.router.resumes |= any(site.has_dropped for site in sites)
         self.config = self.router.config
         self._acts = self.config.policy.acts_before_steps
         self._step_size = torch.zeros((), dtype=torch.float32, device=self.router.device)

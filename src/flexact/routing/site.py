@@ -192,6 +192,11 @@ class Site(nn.Module):
         self.drop(~nn.functional.one_hot(picks, self.k).bool(), step)
 
     @property
+    def has_dropped(self) -> bool:
+        """Whether a step of training dropped a candidate. A site that was committed before training (step 0) has not."""
+        return not self.dropped_at.is_meta and bool((self.dropped_at > 0).any())
+
+    @property
     def original_index(self) -> int:
         """The index of the original among the candidates; −1 if it is not one of them."""
         key = None if self.original is None else key_of(self.original)
