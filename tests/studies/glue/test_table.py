@@ -52,6 +52,13 @@ def test_the_table_has_our_and_the_papers_scores_gains_and_costs() -> None:
     assert "Not done yet, 1 of 8: mrpc-flexact-all-1." in text
 
 
+def test_a_fixed_activation_that_the_paper_lacks_has_a_row_without_the_papers() -> None:
+    more = [row("rte", "mish", seed, accuracy=accuracy) for seed, accuracy in enumerate((61.0, 64.0))]
+    text = " ".join(table([*RESULTS, *more], Protocol(), []).split())
+    assert "| Mish | 2 | - | - | 62.50 ± 2.12 | - | | Flex-Act (all layers) |" in text
+    assert "| Mish | - | - | +1.50 (p 0.205) | - |" in text
+
+
 def test_the_majority_class_is_next_to_every_accuracy() -> None:
     text = " ".join(table(RESULTS, Protocol(), []).split())
     assert "| method | seeds | MRPC F1 | MRPC Acc | RTE Acc | average |" in text

@@ -92,21 +92,31 @@ def check_encoder(folder: str, length: int) -> None:
         )
 
 
-def build(folder: str, task: TextTask, seed: int, from_scratch: bool = False) -> Any:
+def build(
+    folder: str, task: TextTask, seed: int, from_scratch: bool = False, activation: str | None = None
+) -> Any:
     """The encoder with a new head for a task, which depends on the seed alone.
 
     from_scratch: build a small encoder of the same type, with the sizes `SMALL`, whose weights are random, too.
+    activation: the name of the activation of all layers; None for the encoder's own.
     """
     package = transformers_package()
     classifier = package.AutoModelForSequenceClassification
     problem = "regression" if task.is_regression else "single_label_classification"
     head = {"num_labels": len(task.labels) or 1, "problem_type": problem}
     torch.manual_seed(seed)
-    with _naming(folder, "a configuration" if from_scratch else "the weights"):
-        if from_scratch:
-            config = package.AutoConfig.from_pretrained(folder, local_files_only=True, **head, **SMALL)
-            return classifier.from_config(config)
-        return classifier.from_pretrained(folder, local_files_only=True, **head)
+    with _naming(folder, "the configuration"):
+        sizes = SMALL if from_scratch else {}
+        config = package.AutoConfig.from_pretrained(folder, local_files_only=True, **head, **sizes)
+    if activation is not None:
+        from flexact.integrations.transformers_config import settings_of, with_activation
+
+        for setting, value in with_activation(settings_of(config), activation).items():
+            setattr(config, setting, value)
+    if from_scratch:
+        return classifier.from_config(config)
+    with _naming(folder, "the weights"):
+        return classifier.from_pretrained(folder, config=config, local_files_only=True)
 
 
 def tokenizer_of(folder: str) -> Any:
