@@ -92,9 +92,7 @@ def check_encoder(folder: str, length: int) -> None:
         )
 
 
-def build(
-    folder: str, task: TextTask, seed: int, from_scratch: bool = False, activation: str | None = None
-) -> Any:
+def build(folder: str, task: TextTask, seed: int, from_scratch: bool = False, activation: str | None = None) -> Any:
     """The encoder with a new head for a task, which depends on the seed alone.
 
     from_scratch: build a small encoder of the same type, with the sizes `SMALL`, whose weights are random, too.
