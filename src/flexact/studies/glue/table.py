@@ -200,8 +200,8 @@ def _explained(done: Sequence[Result], protocol: Protocol) -> str:
     words = (
         "In percent, of the extracted network on the dev rows, mean ± standard deviation over seeds. The average is "
         "over the metrics, as in the paper; the paper's is over the same columns. The fixed activation is the "
-        "encoder's own, which is GELU in BERT; the other fixed ones replace it in all layers, but not in the pooler. The "
-        "paper fine-tunes BERT-base, so its rows are from another network."
+        "encoder's own, which is GELU in BERT; the other fixed ones replace it in all layers, but not in the pooler. "
+        "The paper fine-tunes BERT-base, so its rows are from another network."
     )
     if protocol.from_scratch:
         words += " Here a small encoder of 4 layers of 256 units was trained from random weights."
