@@ -104,7 +104,7 @@ def _texts(folder: Path) -> str:
         return NOT_RUN
     methods = [method for method in METHODS if method != text.BASELINE and any(row.method == method for row in done)]
     splits, columns = {row.task: row.split for row in done}, text.columns_of(done)
-    ours = _name_of_ours(folder)
+    ours, fine_tuned = _name_of_ours(folder), not TextStore(folder).protocol().from_scratch
     header = ["metric", "majority class", f"fixed, {ours}"]
     for method in methods:
         header += [f"{text.TITLES[method]}, paper"] if method in PLACEMENTS else []
@@ -133,7 +133,7 @@ def _texts(folder: Path) -> str:
         corrected = _corrected(gains)
         parts = [
             f"- {text.TITLES[method]}, {name}: {_interval(one)}, p {p_value(corrected[method])} after Holm's "
-            f"correction; {verdict(one, corrected[method], _papers_claim(method, over))}."
+            f"correction; {verdict(one, corrected[method], _papers_claim(method, over) if fine_tuned else None)}."
             for method, one in gains.items()
         ]
     about = f"`{_shown(folder)}/table.md` · gains over the fixed activation in points, on the same seeds"

@@ -54,6 +54,17 @@ def test_an_encoder_from_scratch_has_the_small_sizes_and_random_weights(tiny_enc
     assert not torch.equal(weights[0], weights[2])
 
 
+def test_from_scratch_a_folder_needs_no_weights(copied: Path) -> None:
+    with_weights = find_encoder(str(copied), from_scratch=True)
+    (copied / "model.safetensors").unlink()
+    with pytest.raises(FlexActError, match=r"has no \*.safetensors"):
+        find_encoder(str(copied))
+    found = find_encoder(str(copied), from_scratch=True)
+    assert found == with_weights
+    assert found["sha256"] == hashlib.sha256(b"").hexdigest()
+    build(found["folder"], TASKS["cola"], 0, from_scratch=True)
+
+
 @pytest.mark.parametrize("from_scratch", [False, True])
 @pytest.mark.parametrize(("name", "module"), [("relu", nn.ReLU), ("silu", nn.SiLU), ("mish", nn.Mish)])
 def test_another_activation_replaces_that_of_all_layers_and_leaves_the_weights_and_the_pooler(

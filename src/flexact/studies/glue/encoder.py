@@ -30,10 +30,12 @@ _REMEDY = (
 )
 
 
-def find_encoder(given: str | None) -> dict[str, str]:
+def find_encoder(given: str | None, from_scratch: bool = False) -> dict[str, str]:
     """An encoder by its folder or its name on the hub; by default BERT, or the bundled one without internet access.
 
-    Returns its fields of the `Protocol`: its name, the SHA-256 of all weight files, and its folder.
+    from_scratch: the folder needs no weights, only a tokenizer and a configuration.
+
+    Returns its fields of the `Protocol`: its name, the SHA-256 of all weight files that are used, and its folder.
     """
     if given is not None and Path(given).is_dir():
         name, folder = Path(given).resolve().name, Path(given)
@@ -48,10 +50,10 @@ def find_encoder(given: str | None) -> dict[str, str]:
                 raise
             name, folder = BUNDLED, _bundled(f"{DEFAULT} cannot be downloaded ({type(error.__cause__).__name__}), and ")
     weights = sorted(folder.glob("*.safetensors"))
-    if not weights:
+    if not (weights or from_scratch):
         raise FlexActError(f"{folder} has no *.safetensors with the weights of a model; {_REMEDY}.")
     digest = hashlib.sha256()
-    for path in weights:
+    for path in () if from_scratch else weights:
         digest.update(path.read_bytes())
     return {"model": name, "sha256": digest.hexdigest(), "folder": str(folder.absolute())}
 
