@@ -100,6 +100,10 @@ def test_the_conclusion_excludes_wnli() -> None:
     one = [kept for kept in rows if kept.task == "rte"]
     assert "**Verdict.** Flex-Act (penultimate)" in table(one, Protocol(), [])
     assert "All tasks." not in table(one, Protocol(), [])
+    equal = [row(task, method, 0, accuracy=50.0) for task in ("rte", "wnli") for method in ("fixed", "flexact-all")]
+    text = table(equal, Protocol(), [])
+    assert "**Verdict, without WNLI.** Flex-Act (all layers): +0.00 points, without a test." in text
+    assert "Cohen's effect size" not in text  # there is no table to explain
 
 
 def test_a_limited_run_is_marked_as_no_result() -> None:

@@ -158,18 +158,19 @@ def _statistics(done: Sequence[Result], methods: Sequence[str]) -> list[str]:
     )
     if not any(without.values()):
         return []
-    parts = ["## Statistics of the average", explained("the fixed activation")]
-    if average == without:
-        return [*parts, effects_table(without), f"**Verdict.** {_verdict(without)}"]
     artefact = TASKS[ARTEFACT].title
-    for about, effects in (("All tasks.", average), (f"Without {artefact}.", without)):
-        if shown := effects_table(effects):
-            parts.append(f"{about}\n\n{shown}")
-    reason = (
-        f"{artefact} is left out, because its dev rows contradict its training rows: a network that has learned "
-        "nothing scores higher than one that has learned its training rows."
-    )
-    return [*parts, f"**Verdict, without {artefact}.** {_verdict(without)} {reason}"]
+    if all(row.task != ARTEFACT for row in done):
+        tables, verdict = [effects_table(without)], f"**Verdict.** {_verdict(without)}"
+    else:
+        both = {"All tasks.": effects_table(average), f"Without {artefact}.": effects_table(without)}
+        tables = [f"{about}\n\n{shown}" for about, shown in both.items() if shown]
+        verdict = (
+            f"**Verdict, without {artefact}.** {_verdict(without)} {artefact} is left out, because its dev rows "
+            "contradict its training rows: a network that has learned nothing scores higher than one that has learned "
+            "its training rows."
+        )
+    meaning = [explained("the fixed activation")] if any(tables) else []
+    return ["## Statistics of the average", *meaning, *tables, verdict]
 
 
 def _verdict(effects: Mapping[str, Comparison | None]) -> str:
