@@ -18,7 +18,7 @@ from flexact.io.atomic_files import write_rows
 from flexact.studies.cifar.methods import BASELINE, METHODS, PLACEMENTS, build
 from flexact.studies.cifar.protocol import Protocol
 from flexact.studies.cifar.training import Training
-from flexact.studies.cifar_data.data import Images
+from flexact.studies.cifar_data.data import Images, random_images
 from flexact.studies.cifar_resnets import BLOCKS
 from flexact.studies.cuda_graph import EAGER_STEPS, study_stream
 from flexact.studies.overhead.timing import interleaved, ratios, spread
@@ -71,14 +71,6 @@ def main() -> None:
         )
         print(f"{' '.join(case):30} {step.median:7.3f} ms  {ratio.median:.3f} of {BASELINE}")
     write_rows(given.out, rows)
-
-
-def random_images(count: int) -> Images:
-    """Return random images of CIFAR-100's shape; the time of a step does not depend on their content."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randint(256, (count, 3, 32, 32), generator=generator, dtype=torch.uint8)
-    y = torch.randint(100, (count,), generator=generator)
-    return Images("cifar100", x, y, x[:1], y[:1], 100, torch.full((3,), 0.5), torch.full((3,), 0.3), sha256="")
 
 
 def _training(method: str, stage: str, given: argparse.Namespace, images: Images, device: torch.device) -> Training:

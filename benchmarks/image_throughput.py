@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from image_steps import random_images
 
 from flexact.io.atomic_files import write_rows
 from flexact.studies.cifar import training
 from flexact.studies.cifar.methods import build
 from flexact.studies.cifar.protocol import Protocol
-from flexact.studies.cifar_data.data import Images
+from flexact.studies.cifar_data.data import Images, random_images
 from flexact.studies.cifar_resnets import BLOCKS
 from flexact.studies.cuda_graph import DEVICE, EAGER_STEPS, study_stream, wait
 from flexact.studies.provenance import provenance

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import math
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,8 @@ import typer
 from flexact.cli.app import main
 from flexact.studies import everything
 from flexact.studies.commands import reproduce
-from flexact.studies.everything import Stage, _call, hours, stages
+from flexact.studies.estimates import device_name
+from flexact.studies.everything import Stage, _call, stages
 
 TINY = ("--seeds", "1", "--epochs", "1", "--truths", "relu", "--models", "relu", "--jobs", "1")
 
@@ -33,7 +33,8 @@ def test_the_plan_has_every_study_and_the_command_for_a_cluster(
         assert f"flexact reproduce {study} " in text
     folders = f"--data data --glue-data data/glue --out {tmp_path / 'run'}"
     assert f"flexact reproduce all --budget {budget} {folders} --engine ray --address HOST:PORT" in text
-    assert "NVIDIA H200" in text
+    assert f"on this device ({device_name()})" in text
+    assert re.search(r"multiplied by [\d.e+]+ \(cifar\), [\d.e+]+ \(glue\), [\d.e+]+ \(picks\)", text)
     assert not (tmp_path / "run").exists()
 
 
@@ -51,22 +52,8 @@ def test_the_short_budget_has_ten_fresh_seeds_of_the_main_methods_and_a_row_for_
     assert len(cells) == len(set(cells))
     own = [cell for cell in cells if (cell.dataset, cell.model) == ("cifar100", "resnet18")]
     for method in everything.MAIN:
-        assert [cell.seed for cell in own if cell.method == method] == list(range(100, 110))
+        assert [cell.seed for cell in own if cell.method == method] == list(range(200, 210))
     assert {cell.method for cell in own} == set(everything.USUAL)
-
-
-def test_hours_are_cells_times_steps_times_the_measured_seconds_per_step(tmp_path: Path) -> None:
-    (tmp_path / "cifar").mkdir()
-    with (tmp_path / "cifar" / "steps.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["method", "stage", "step_ms"])
-        writer.writerows([["relu", "", 2.0], ["splash", "", 10.0]])
-        writer.writerows([["flexact-all", "picking", 50.0], ["flexact-all", "committed", 3.0]])
-    grid = everything.ImageGrid(("cifar100",), ("resnet18",), ("relu", "deu", "flexact-all"), seeds=2)
-    found = hours(Stage("cifar", grid.cells, epochs=30), tmp_path)
-    assert found == pytest.approx(2 * 30 * 390 * (2 + 10 + 3) / 1000 / 3600)  # deu counts as the slowest
-    for study in ("glue", "picks", "synthetic", "overhead"):
-        assert math.isnan(hours(Stage(study), tmp_path))
 
 
 def test_the_studies_run_one_after_the_other_and_an_unfinished_one_is_reported(

@@ -48,17 +48,16 @@ ACT2FN[UNPICKED] = Unpicked
 _GATED = "gated-"
 
 
-def settings_of(model: nn.Module) -> dict[str, str]:
-    """Return the activation settings of a model's configuration with their values; empty if it has none."""
-    config = getattr(model, "config", None)
+def settings_of(config: Any) -> dict[str, str]:
+    """Return the activation settings of a configuration with their values; empty if it has none."""
     values = {name: getattr(config, name, None) for name in SETTINGS}
     return {name: value for name, value in values.items() if isinstance(value, str)}
 
 
 def problem_with_recording(model: nn.Module) -> str | None:
     """Return why a model's configuration cannot prevent `from_pretrained` from building the wrong network, or None."""
-    settings = settings_of(model)
-    built = _built(model, _with_activation(settings, UNPICKED))
+    settings = settings_of(getattr(model, "config", None))
+    built = _built(model, with_activation(settings, UNPICKED))
     if built is None or not any(isinstance(module, Unpicked) for module in built.modules()):
         reason = f"has no activation setting that flexact knows ({', '.join(SETTINGS)})"
     elif (reader := _other_reader(built, built_with(model, settings), settings)) is not None:
@@ -112,10 +111,10 @@ def record_picks(model: nn.Module, picks: Mapping[str, str]) -> None:
     """Record the picks of a committed or extracted model in its configuration: in a setting that expresses them, or as
     `require_load_picks` does."""
     restore_settings(model)
-    original = settings_of(model)
+    original = settings_of(getattr(model, "config", None))
     own = dict.fromkeys(picks.values())
     names = [name for name in (*own, *ALIASES) if name in ACT2FN and ALIASES.get(name, name) in own]
-    for settings in (original, *(_with_activation(original, name) for name in names)):
+    for settings in (original, *(with_activation(original, name) for name in names)):
         if _has_picks(model, _built(model, settings), picks):
             for setting, value in settings.items():
                 setattr(model.config, setting, value)
@@ -126,13 +125,13 @@ def record_picks(model: nn.Module, picks: Mapping[str, str]) -> None:
 def require_load_picks(model: nn.Module, picks: Mapping[str, str], committed: bool) -> None:
     """Set the configuration so that a checkpoint needs `flexact.load_picks`, and record the picks in it."""
     restore_settings(model)
-    original = settings_of(model)
-    for setting, value in _with_activation(original, UNPICKED).items():
+    original = settings_of(getattr(model, "config", None))
+    for setting, value in with_activation(original, UNPICKED).items():
         setattr(model.config, setting, value)
     setattr(model.config, CONFIG_FIELD, described(picks, original, committed))
 
 
-def _with_activation(settings: Mapping[str, str], name: str) -> dict[str, str]:
+def with_activation(settings: Mapping[str, str], name: str) -> dict[str, str]:
     """Return the settings with another activation."""
     return {setting: f"{_GATED}{name}" if value.startswith(_GATED) else name for setting, value in settings.items()}
 

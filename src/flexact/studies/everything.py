@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import math
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Annotated, Any
 
 import typer
@@ -22,6 +20,7 @@ from flexact.io.value_checks import check_known
 from flexact.studies.cifar.methods import USUAL
 from flexact.studies.cifar.protocol import BUDGETS
 from flexact.studies.cifar.protocol import Grid as ImageGrid
+from flexact.studies.estimates import device_name, hours, slowdowns
 from flexact.studies.glue.data import TASKS
 from flexact.studies.glue.protocol import Grid as TextGrid
 from flexact.studies.grid.study import Choices
@@ -33,8 +32,10 @@ MAIN = ("relu", "gelu", "flexact-penultimate", "flexact-all")
 PICKING = ("relu", "flexact-penultimate", "flexact-all")
 """The methods that pick, and their baseline."""
 RIVALS = tuple(method for method in USUAL if method not in MAIN)
-FIRST_SEED = 100
-"""The first seed of CIFAR and of the benchmark of picks. Lower ones were seen when candidates were chosen."""
+FIRST_SEEDS = {"cifar": 200, "picks": 100}
+"""The first seeds. Lower ones were seen when candidates were chosen, and in CIFAR also when the policy was."""
+GRIDS = ("cifar", "glue", "picks")
+"""The studies whose cells an engine runs."""
 PAPERS_FIVE = ("--candidates", "relu,sigmoid,tanh,leaky_relu,identity")
 
 
@@ -67,7 +68,7 @@ def stages(budget: str) -> list[Stage]:
         arguments: tuple[str, ...] = (),
         folder: str = "",
     ) -> Stage:
-        grid = ImageGrid(datasets, models, methods, seeds=seeds, first_seed=FIRST_SEED)
+        grid = ImageGrid(datasets, models, methods, seeds=seeds, first_seed=FIRST_SEEDS["cifar"])
         return _grid("cifar", grid, ("--epochs", str(BUDGETS[budget]), *arguments), folder, BUDGETS[budget])
 
     if budget == "short":
@@ -88,7 +89,7 @@ def stages(budget: str) -> list[Stage]:
             _grid("glue", TextGrid(tuple(TASKS), seeds=5), ("--model", "bert-base-uncased")),
         ]
     synthetic = [Stage(name, study.defaults.models) for name, study in STUDIES.items()]
-    return [*synthetic, Stage("overhead"), *paper, _grid("picks", PicksGrid(seeds=5, first_seed=FIRST_SEED))]
+    return [*synthetic, Stage("overhead"), *paper, _grid("picks", PicksGrid(seeds=5, first_seed=FIRST_SEEDS["picks"]))]
 
 
 def _grid(study: str, grid: Choices, arguments: tuple[str, ...] = (), folder: str = "", epochs: int = 1) -> Stage:
@@ -96,35 +97,6 @@ def _grid(study: str, grid: Choices, arguments: tuple[str, ...] = (), folder: st
     for name, value in dataclasses.asdict(grid).items():
         arguments += (f"--{name.replace('_', '-')}", ",".join(value) if isinstance(value, tuple) else str(value))
     return Stage(study, grid.cells, arguments, folder, epochs)
-
-
-_TIMES: dict[str, tuple[str, str, Callable[[dict[str, str]], float]]] = {
-    "cifar": ("cifar/steps.csv", "method", lambda row: float(row["step_ms"]) / 1000 * (50_000 // 128)),
-    "glue": ("glue/cost/results.csv", "task", lambda row: float(row["seconds"])),
-    "picks": ("picks/times.csv", "task", lambda row: float(row["seconds"])),
-    **dict.fromkeys(STUDIES, ("replicas.csv", "model", lambda row: float(row["together_s"]) / float(row["epochs"]))),
-}
-"""The file with a study's times, the column that tells its cells apart, and the seconds of an epoch or a cell."""
-
-
-def hours(stage: Stage, results: Path) -> float:
-    """The estimated hours of a stage if its cells run one after the other; NaN if no such cells were measured.
-
-    Cells of a kind that was not measured are assumed to be as slow as the slowest measured cell.
-    """
-    if stage.study not in _TIMES or "--model" in stage.arguments:
-        return math.nan
-    path, column, seconds = _TIMES[stage.study]
-    if not (results / path).is_file():
-        return math.nan
-    with (results / path).open(encoding="utf-8", newline="") as file:
-        rows = [
-            row for row in csv.DictReader(file) if row.get("stage") != "picking"
-        ]  # most steps are trained with the pick
-    slowest = max(map(seconds, rows))
-    found = {kind: fmean(seconds(row) for row in rows if row[column] == kind) for kind in {row[column] for row in rows}}
-    kinds = [cell if isinstance(cell, str) else getattr(cell, column) for cell in stage.cells]
-    return math.fsum(found.get(kind, slowest) for kind in kinds) * stage.epochs / 3600
 
 
 _RESULTS = Path(__file__).resolve().parents[3] / "results"
@@ -176,7 +148,7 @@ def all_studies(
 def _call(stage: Stage, out: Path, data: Path, glue_data: Path, shared: Mapping[str, object]) -> list[str]:
     """The arguments of `flexact` for a stage."""
     options: dict[str, object] = {}
-    if stage.study in ("cifar", "glue", "picks"):
+    if stage.study in GRIDS:
         options = {"--data": glue_data if stage.study == "glue" else data, **shared}
     options["--out"] = out / stage.place
     words = [str(word) for name, value in options.items() if value for word in (name, value)]
@@ -192,21 +164,32 @@ def _run(stage: Stage, call: list[str], folder: Path) -> int:
     return subprocess.run([sys.executable, "-m", "flexact", *call]).returncode
 
 
+def _hours(stage: Stage) -> float:
+    """The estimated hours of a stage on the device that measured `_RESULTS`."""
+    if "--model" in stage.arguments:  # another encoder than the measured one
+        return math.nan
+    return hours(stage.study, stage.cells, stage.epochs, _RESULTS)
+
+
 def _plan(budget: str, calls: list[tuple[Stage, list[str]]], out: Path, data: Path, glue_data: Path) -> str:
-    estimates = [hours(stage, _RESULTS) for stage, _ in calls]
+    slower = slowdowns(_RESULTS)
+    estimates = [_hours(stage) * slower.get(stage.study, math.nan) for stage, _ in calls]
     total = math.fsum(one for one in estimates if not math.isnan(one))
     rows = [
         (str(len(stage.cells)), "-" if math.isnan(one) else f"{one:.2f}", shlex.join(["flexact", *call]))
         for (stage, call), one in zip(calls, estimates, strict=True)
     ]
+    factors = ", ".join(f"{slower[study]:.3g} ({study})" for study in GRIDS if study in slower)
     cells = counted(sum(len(stage.cells) for stage, _ in calls), "cell")
     folders = {"--data": data, "--glue-data": glue_data, "--out": out}
     words = [str(word) for option in folders.items() for word in option]
     cluster = shlex.join(["flexact", "reproduce", "all", "--budget", budget, *words, "--engine", "ray"])
     return (
         f"# All studies, budget {budget}\n\n{markdown(('cells', 'hours', 'command'), rows, words=('command',))}\n\n"
-        f"{cells}, {total:.1f} hours if run sequentially, from the times in {_RESULTS}: measured on one NVIDIA H200 "
-        "for the grids, and on a CPU for the synthetic studies. Finished cells are skipped.\n\n"
+        f"{cells}, {total:.1f} hours if run sequentially on this device ({device_name()}), without the rows that have "
+        f"no estimate. The times in {_RESULTS} were measured on one NVIDIA H200, and on a CPU for the synthetic "
+        f"studies; they are multiplied by {factors}: the ratio of a training step here to one there. Finished cells "
+        "are skipped.\n\n"
         "On a Ray cluster, whose machines must all see --out and the data under the same paths:\n\n"
         f"    {cluster} --address HOST:PORT"
     )

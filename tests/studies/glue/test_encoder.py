@@ -14,6 +14,7 @@ import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 import flexact
 from flexact import FlexActError
@@ -51,6 +52,32 @@ def test_an_encoder_from_scratch_has_the_small_sizes_and_random_weights(tiny_enc
     weights = [network.bert.embeddings.word_embeddings.weight for network in (one, same, other)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
+
+
+def test_from_scratch_a_folder_needs_no_weights(copied: Path) -> None:
+    with_weights = find_encoder(str(copied), from_scratch=True)
+    (copied / "model.safetensors").unlink()
+    with pytest.raises(FlexActError, match=r"has no \*.safetensors"):
+        find_encoder(str(copied))
+    found = find_encoder(str(copied), from_scratch=True)
+    assert found == with_weights
+    assert found["sha256"] == hashlib.sha256(b"").hexdigest()
+    build(found["folder"], TASKS["cola"], 0, from_scratch=True)
+
+
+@pytest.mark.parametrize("from_scratch", [False, True])
+@pytest.mark.parametrize(("name", "module"), [("relu", nn.ReLU), ("silu", nn.SiLU), ("mish", nn.Mish)])
+def test_another_activation_replaces_that_of_all_layers_and_leaves_the_weights_and_the_pooler(
+    name: str, module: type[nn.Module], from_scratch: bool, tiny_encoder: Path
+) -> None:
+    own, other = (build(str(tiny_encoder), TASKS["cola"], 0, from_scratch, given) for given in (None, name))
+    found = [layer.intermediate.intermediate_act_fn for layer in other.bert.encoder.layer]
+    h = torch.linspace(-3, 3, 13)
+    for activation in found:
+        torch.testing.assert_close(activation(h), module()(h))
+    assert len(found) == (4 if from_scratch else 1)
+    assert isinstance(other.bert.pooler.activation, nn.Tanh)
+    assert all(torch.equal(a, b) for a, b in zip(own.parameters(), other.parameters(), strict=True))
 
 
 def test_a_folder_has_its_own_name_however_it_was_given(

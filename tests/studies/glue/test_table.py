@@ -52,6 +52,13 @@ def test_the_table_has_our_and_the_papers_scores_gains_and_costs() -> None:
     assert "Not done yet, 1 of 8: mrpc-flexact-all-1." in text
 
 
+def test_a_fixed_activation_that_the_paper_lacks_has_a_row_without_the_papers() -> None:
+    more = [row("rte", "mish", seed, accuracy=accuracy) for seed, accuracy in enumerate((61.0, 64.0))]
+    text = " ".join(table([*RESULTS, *more], Protocol(), []).split())
+    assert "| Mish | 2 | - | - | 62.50 ± 2.12 | - | | Flex-Act (all layers) |" in text
+    assert "| Mish | - | - | +1.50 (p 0.205) | - |" in text
+
+
 def test_the_majority_class_is_next_to_every_accuracy() -> None:
     text = " ".join(table(RESULTS, Protocol(), []).split())
     assert "| method | seeds | MRPC F1 | MRPC Acc | RTE Acc | average |" in text
@@ -93,6 +100,10 @@ def test_the_conclusion_excludes_wnli() -> None:
     one = [kept for kept in rows if kept.task == "rte"]
     assert "**Verdict.** Flex-Act (penultimate)" in table(one, Protocol(), [])
     assert "All tasks." not in table(one, Protocol(), [])
+    equal = [row(task, method, 0, accuracy=50.0) for task in ("rte", "wnli") for method in ("fixed", "flexact-all")]
+    text = table(equal, Protocol(), [])
+    assert "**Verdict, without WNLI.** Flex-Act (all layers): +0.00 points, without a test." in text
+    assert "Cohen's effect size" not in text  # there is no table to explain
 
 
 def test_a_limited_run_is_marked_as_no_result() -> None:

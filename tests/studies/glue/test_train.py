@@ -93,6 +93,18 @@ def test_every_task_is_trained_and_measured(task: str, protocol: Protocol, glue_
     ]
 
 
+def test_a_fixed_gelu_is_the_encoders_own_activation_and_mish_is_not(
+    protocol: Protocol, glue_folder: Path, tmp_path: Path
+) -> None:
+    data = load("rte", glue_folder)
+    losses = {
+        method: train_cell(Cell("rte", method, 0), protocol, data, tmp_path / method, CPU).loss
+        for method in ("fixed", "gelu", "mish")
+    }
+    assert losses["gelu"] == losses["fixed"]
+    assert losses["mish"] != losses["fixed"]
+
+
 def test_penultimate_is_the_poolers_activation(protocol: Protocol, glue_folder: Path, tmp_path: Path) -> None:
     outcome = train_cell(Cell("wnli", "flexact-penultimate", 0), protocol, load("wnli", glue_folder), tmp_path, CPU)
     assert list(picked(outcome.picks)) == ["bert.pooler.activation"]

@@ -34,6 +34,16 @@ def test_the_effect_size_is_the_mean_difference_in_standard_deviations() -> None
     assert found.p == pytest.approx(2 * stats.t.sf(mean / deviation * math.sqrt(7), 6))
 
 
+def test_the_interval_of_the_gain_is_scipys() -> None:
+    found = paired(OURS, BASELINE)
+    assert found is not None
+    expected = stats.ttest_1samp(GAINS, 0).confidence_interval(0.95)
+    assert found.interval == (pytest.approx(expected.low), pytest.approx(expected.high))
+    one = paired({0: 1.0}, {0: 0.0})
+    assert one is not None
+    assert all(map(math.isnan, one.interval))
+
+
 def test_wilcoxons_p_is_counted_over_all_signs_of_the_ranks() -> None:
     found = paired(OURS, BASELINE)
     ranks = {gain: rank for rank, gain in enumerate(sorted(GAINS, key=abs), start=1)}

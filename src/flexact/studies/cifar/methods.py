@@ -26,7 +26,7 @@ from flexact.studies.cifar_resnets import BLOCKS, BasicBlock, ResNet
 BASELINE = "relu"
 PLACEMENTS: dict[str, slice] = {"flexact-penultimate": slice(-1, None), "flexact-all": slice(None)}
 """The blocks that pick, for each method that picks."""
-LEARNABLE: tuple[str, ...] = ("prelu", "swish_beta", "affine", "parametric", "splash", "deu")
+LEARNABLE: tuple[str, ...] = ("prelu", "swish_beta", "affine", "convex", "parametric", "splash", "deu")
 """The methods that are baselines of `flexact.baselines`."""
 METHODS: tuple[str, ...] = (BASELINE, *LEARNABLE, *PLACEMENTS)
 """The methods that the paper compares or discusses."""

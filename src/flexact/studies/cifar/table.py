@@ -72,6 +72,7 @@ TITLES = {
     "prelu": "PReLU",
     "swish_beta": "Swish-β",
     "affine": "aff({id, ReLU, tanh})",
+    "convex": "conv({id, ReLU, tanh})",
     "parametric": "parametric ReLU (AReLU)",
     "splash": "SPLASH",
     "deu": "DEU",

@@ -42,10 +42,11 @@ def glue(
     folder = known.get("folder")
     if folder is not None and not Path(folder).is_dir():  # the grid was started on another machine
         folder = known.get("model")
-    settings = grid.settings | find_encoder(model or folder)
+    from_scratch = grid.settings.get("from_scratch", known.get("from_scratch", False))
+    settings = grid.settings | find_encoder(model or folder, from_scratch)
     if model is None:  # the folder of a downloaded model is not named after it
         settings["model"] = known.get("model", settings["model"])
-    if not known and settings.get("from_scratch"):
+    if not known and from_scratch:
         settings = FROM_SCRATCH | settings
     if not known and settings["model"] == BUNDLED:  # it is small, and learns nothing on RTE at BERT's learning rate
         settings.setdefault("lr", 1e-4)

@@ -30,10 +30,12 @@ _REMEDY = (
 )
 
 
-def find_encoder(given: str | None) -> dict[str, str]:
+def find_encoder(given: str | None, from_scratch: bool = False) -> dict[str, str]:
     """An encoder by its folder or its name on the hub; by default BERT, or the bundled one without internet access.
 
-    Returns its fields of the `Protocol`: its name, the SHA-256 of all weight files, and its folder.
+    from_scratch: the folder needs no weights, only a tokenizer and a configuration.
+
+    Returns its fields of the `Protocol`: its name, the SHA-256 of all weight files that are used, and its folder.
     """
     if given is not None and Path(given).is_dir():
         name, folder = Path(given).resolve().name, Path(given)
@@ -48,10 +50,10 @@ def find_encoder(given: str | None) -> dict[str, str]:
                 raise
             name, folder = BUNDLED, _bundled(f"{DEFAULT} cannot be downloaded ({type(error.__cause__).__name__}), and ")
     weights = sorted(folder.glob("*.safetensors"))
-    if not weights:
+    if not (weights or from_scratch):
         raise FlexActError(f"{folder} has no *.safetensors with the weights of a model; {_REMEDY}.")
     digest = hashlib.sha256()
-    for path in weights:
+    for path in () if from_scratch else weights:
         digest.update(path.read_bytes())
     return {"model": name, "sha256": digest.hexdigest(), "folder": str(folder.absolute())}
 
@@ -92,21 +94,29 @@ def check_encoder(folder: str, length: int) -> None:
         )
 
 
-def build(folder: str, task: TextTask, seed: int, from_scratch: bool = False) -> Any:
+def build(folder: str, task: TextTask, seed: int, from_scratch: bool = False, activation: str | None = None) -> Any:
     """The encoder with a new head for a task, which depends on the seed alone.
 
     from_scratch: build a small encoder of the same type, with the sizes `SMALL`, whose weights are random, too.
+    activation: the name of the activation of all layers; None for the encoder's own.
     """
     package = transformers_package()
     classifier = package.AutoModelForSequenceClassification
     problem = "regression" if task.is_regression else "single_label_classification"
     head = {"num_labels": len(task.labels) or 1, "problem_type": problem}
     torch.manual_seed(seed)
-    with _naming(folder, "a configuration" if from_scratch else "the weights"):
-        if from_scratch:
-            config = package.AutoConfig.from_pretrained(folder, local_files_only=True, **head, **SMALL)
-            return classifier.from_config(config)
-        return classifier.from_pretrained(folder, local_files_only=True, **head)
+    with _naming(folder, "the configuration"):
+        sizes = SMALL if from_scratch else {}
+        config = package.AutoConfig.from_pretrained(folder, local_files_only=True, **head, **sizes)
+    if activation is not None:
+        from flexact.integrations.transformers_config import settings_of, with_activation
+
+        for setting, value in with_activation(settings_of(config), activation).items():
+            setattr(config, setting, value)
+    if from_scratch:
+        return classifier.from_config(config)
+    with _naming(folder, "the weights"):
+        return classifier.from_pretrained(folder, config=config, local_files_only=True)
 
 
 def tokenizer_of(folder: str) -> Any:

@@ -14,7 +14,11 @@ from flexact.studies.grid.study import Choices, GridCell, PickingProtocol, Setti
 BASELINE = "fixed"
 PLACEMENTS: dict[str, str] = {"flexact-penultimate": "penultimate", "flexact-all": "all"}
 """The argument `where` of each method that picks: the pooler's activation, which is the last one, or all."""
-METHODS: tuple[str, ...] = (BASELINE, *PLACEMENTS)
+FIXED: tuple[str, ...] = ("relu", "gelu", "silu", "mish")
+"""Other activations that all layers can have; the pooler keeps its own."""
+METHODS: tuple[str, ...] = (BASELINE, *FIXED, *PLACEMENTS)
+USUAL_METHODS: tuple[str, ...] = (BASELINE, "silu", "mish", *PLACEMENTS)
+"""The default methods. The encoder's own activation, `BASELINE`, is GELU in BERT and in most others."""
 PRETRAINED: dict[str, Any] = {"init": "original", "warmup": 0.3}
 """Changes to every policy: sites start at the original activation, and wait until the new head has settled
 (docs/text.md has a run that failed without the warm-up)."""
@@ -100,7 +104,10 @@ class Grid(Choices):
     """
 
     tasks: Annotated[tuple[str, ...], Setting(f"{', '.join(TASKS)}.", ", ".join(USUAL), known=tuple(TASKS))] = USUAL
-    methods: Annotated[tuple[str, ...], Setting(f"{', '.join(METHODS)}.", "all", known=METHODS)] = METHODS
+    methods: Annotated[
+        tuple[str, ...],
+        Setting(f"{', '.join(METHODS)}.", ", ".join(USUAL_METHODS), known=METHODS),
+    ] = USUAL_METHODS
 
     CELL: ClassVar = Cell
 

@@ -11,11 +11,12 @@ from typing import Any
 
 from flexact.io.markdown_tables import PAPERS_ROW
 from flexact.observe.figures import drawing
+from flexact.observe.figures.colours import candidate_colours
 from flexact.observe.figures.drawing import Picture, style
 from flexact.report.page import Section, markdown
 from flexact.studies.glue.data import TASKS, TextData, check_rows, load
 from flexact.studies.glue.encoder import check_encoder
-from flexact.studies.glue.protocol import METHODS, Cell, Grid, Protocol, Result
+from flexact.studies.glue.protocol import BASELINE, FIXED, METHODS, PLACEMENTS, Cell, Grid, Protocol, Result
 from flexact.studies.glue.table import TITLES, columns_of, heading, scores, table
 from flexact.studies.glue.train import train_cell
 from flexact.studies.grid import report
@@ -50,7 +51,11 @@ STUDY = GridStudy(
 Store = functools.partial(GridStore, study=STUDY)
 """The folder of one grid."""
 
-COLOURS = dict(zip(METHODS, (report.BASELINE_COLOUR, report.PENULTIMATE_COLOUR, report.FLEXACT_COLOUR), strict=True))
+COLOURS = {
+    BASELINE: report.BASELINE_COLOUR,
+    **candidate_colours(FIXED),
+    **dict(zip(PLACEMENTS, (report.PENULTIMATE_COLOUR, report.FLEXACT_COLOUR), strict=True)),
+}
 
 
 def sections(folder: Path, config: dict[str, Any]) -> list[Section]:

@@ -37,6 +37,10 @@ GLUE = {method: dict(zip(_PAPERS_COLUMNS, row, strict=True)) for method, row in 
 
 TITLES = {
     "fixed": "fixed activation",
+    "relu": "ReLU",
+    "gelu": "GELU",
+    "silu": "SiLU",
+    "mish": "Mish",
     "flexact-penultimate": "Flex-Act (penultimate)",
     "flexact-all": "Flex-Act (all layers)",
 }
@@ -109,7 +113,8 @@ def _metrics(done: Sequence[Result], methods: Sequence[str], protocol: Protocol)
         seeds = {row.seed for row in done if row.method == method}
         cells = [spread(scores(done, method, column)) for column in columns]
         rows.append([TITLES[method], str(len(seeds)), *cells, spread(averages(done, method))])
-        rows.append([PAPERS_ROW, "", *_papers(GLUE[method], columns, over, "")])
+        if method in GLUE:
+            rows.append([PAPERS_ROW, "", *_papers(GLUE[method], columns, over, "")])
     return markdown(("method", "seeds", *map(heading, columns), "average"), rows)
 
 
@@ -121,8 +126,9 @@ def _gains(done: Sequence[Result], methods: Sequence[str]) -> str:
     for method in ours:
         cells = [_gain(scores(done, method, one), scores(done, BASELINE, one)) for one in columns]
         rows.append([TITLES[method], *cells, _gain(averages(done, method), averages(done, BASELINE))])
-        gains = {one: GLUE[method][one] - GLUE[BASELINE][one] for one in GLUE[method]}
-        rows.append([PAPERS_ROW, *_papers(gains, columns, over, "+")])
+        if method in GLUE:
+            gains = {one: GLUE[method][one] - GLUE[BASELINE][one] for one in GLUE[method]}
+            rows.append([PAPERS_ROW, *_papers(gains, columns, over, "+")])
     explained = (
         "## Gains over the fixed activation\n\nIn points, on the same seeds; p of a two-sided paired t-test over them "
         "if there are two seeds or more."
@@ -152,18 +158,19 @@ def _statistics(done: Sequence[Result], methods: Sequence[str]) -> list[str]:
     )
     if not any(without.values()):
         return []
-    parts = ["## Statistics of the average", explained("the fixed activation")]
-    if average == without:
-        return [*parts, effects_table(without), f"**Verdict.** {_verdict(without)}"]
     artefact = TASKS[ARTEFACT].title
-    for about, effects in (("All tasks.", average), (f"Without {artefact}.", without)):
-        if shown := effects_table(effects):
-            parts.append(f"{about}\n\n{shown}")
-    reason = (
-        f"{artefact} is left out, because its dev rows contradict its training rows: a network that has learned "
-        "nothing scores higher than one that has learned its training rows."
-    )
-    return [*parts, f"**Verdict, without {artefact}.** {_verdict(without)} {reason}"]
+    if all(row.task != ARTEFACT for row in done):
+        tables, verdict = [effects_table(without)], f"**Verdict.** {_verdict(without)}"
+    else:
+        both = {"All tasks.": effects_table(average), f"Without {artefact}.": effects_table(without)}
+        tables = [f"{about}\n\n{shown}" for about, shown in both.items() if shown]
+        verdict = (
+            f"**Verdict, without {artefact}.** {_verdict(without)} {artefact} is left out, because its dev rows "
+            "contradict its training rows: a network that has learned nothing scores higher than one that has learned "
+            "its training rows."
+        )
+    meaning = [explained("the fixed activation")] if any(tables) else []
+    return ["## Statistics of the average", *meaning, *tables, verdict]
 
 
 def _verdict(effects: Mapping[str, Comparison | None]) -> str:
@@ -193,8 +200,9 @@ def _gain(ours: Mapping[int, float], baseline: Mapping[int, float]) -> str:
 def _explained(done: Sequence[Result], protocol: Protocol) -> str:
     words = (
         "In percent, of the extracted network on the dev rows, mean ± standard deviation over seeds. The average is "
-        "over the metrics, as in the paper; the paper's is over the same columns. The paper fine-tunes BERT-base, so "
-        "its rows are from another network."
+        "over the metrics, as in the paper; the paper's is over the same columns. The fixed activation is the "
+        "encoder's own, which is GELU in BERT; the other fixed ones replace it in all layers, but not in the pooler. "
+        "The paper fine-tunes BERT-base, so its rows are from another network."
     )
     if protocol.from_scratch:
         words += " Here a small encoder of 4 layers of 256 units was trained from random weights."

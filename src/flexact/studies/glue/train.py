@@ -17,7 +17,7 @@ from flexact.errors import FlexActError
 from flexact.io.atomic_files import write_rows
 from flexact.studies.glue.data import TextData, measured
 from flexact.studies.glue.encoder import build, encoded, transformers_package
-from flexact.studies.glue.protocol import PLACEMENTS, Cell, Protocol, Result
+from flexact.studies.glue.protocol import FIXED, PLACEMENTS, Cell, Protocol, Result
 from flexact.studies.grid.cell_task import CURVE
 from flexact.studies.grid.study import DONE, picks_column
 
@@ -41,7 +41,8 @@ def train_cell(
     from flexact.studies.glue.trainer import CellCallback, trainer_for
 
     train, dev = encoded(data, protocol.folder, protocol.length)
-    network = build(protocol.folder, data.task, cell.seed, protocol.from_scratch)
+    activation = cell.method if cell.method in FIXED else None
+    network = build(protocol.folder, data.task, cell.seed, protocol.from_scratch, activation)
     picks = cell.method in PLACEMENTS
     if picks:
         network = convert(network, PLACEMENTS[cell.method], protocol.config(cell.seed))

@@ -62,6 +62,19 @@ class Comparison:
         return mean_and_deviation(self.gains)[1]
 
     @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % confidence interval of the gain, from the t distribution; NaN if no test is possible.
+
+        >>> low, high = paired({0: 1.0, 1: 3.0}, {0: 0.0, 1: 1.0}).interval
+        >>> round(low, 2), round(high, 2)
+        (-4.85, 7.85)
+        """
+        if self.p is None:
+            return math.nan, math.nan
+        half = float(_stats().t.ppf(1 - LEVEL / 2, self.seeds - 1)) * self.deviation / math.sqrt(self.seeds)
+        return self.gain - half, self.gain + half
+
+    @property
     def size(self) -> float:
         """Cohen's d of the differences: their mean divided by their standard deviation."""
         return self.gain / self.deviation

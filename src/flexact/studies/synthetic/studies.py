@@ -35,7 +35,20 @@ class Study:
 SYNTHETIC = Study(
     "synthetic",
     "Synthetic regression: which activation made the data?",
-    Options(models=(DEFAULT, "flexact-a0.3", "flexact-a0", *PAPER_CANDIDATES, "gelu", "silu", "mish", *BASELINES, KAN)),
+    Options(
+        models=(
+            DEFAULT,
+            "flexact-a0.3",
+            "flexact-a0",
+            *PAPER_CANDIDATES,
+            "elu",
+            "gelu",
+            "silu",
+            "mish",
+            *BASELINES,
+            KAN,
+        )
+    ),
 )
 ALPHA = Study(
     "alpha",
