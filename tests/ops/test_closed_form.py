@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from flexact.candidates.registry import lookup
-from flexact.ops import _plain, closed_form, reference, routed_activation
+from flexact.ops import _plain, closed_form, reference, routed_activation, stacked_form
 from flexact.ops.blending import Blending
 from routed_cases import ALL, FIVE
 
@@ -58,7 +59,7 @@ class Case:
         temperature = torch.tensor(self.temperature, dtype=torch.float64)
         with (
             mock.patch.object(closed_form, "BLOCK", self.block),
-            mock.patch.object(closed_form, "stacks", return_value=self.stacks),
+            mock.patch.object(stacked_form, "stacks", return_value=self.stacks),
         ):
             x, gathered = routed_activation(
                 h, logits, weights, p, temperature, self.names, alive, self.channel_dim, statistics
@@ -329,19 +330,18 @@ def test_a_small_tensor_also_saves_values_but_less_than_a_plain_blend() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [1, 6], ids=["layer", "channel"])
-@pytest.mark.parametrize("stacks", [False, True], ids=["added", "stacked"])
+@pytest.mark.parametrize("form", [closed_form, stacked_form], ids=["added", "stacked"])
 def test_gradients_from_saved_values_are_bit_identical_to_recomputed_ones(
-    dtype: torch.dtype, rows: int, stacks: bool, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, rows: int, form: Any
 ) -> None:
-    monkeypatch.setattr(closed_form, "stacks", lambda _: stacks)
     h, delta = torch.randn(700, 6, 40).to(dtype), torch.randn(700, 6, 40).to(dtype)  # several blocks
     p = torch.softmax(torch.randn(rows, 5), -1)
     blending = Blending(p, p, torch.tensor(0.7), FIVE, (0, 1, 3, 4), 1, True)
     kept: list[Tensor] = []
-    for kept_one, one in zip(closed_form.forward(h, blending, kept), closed_form.forward(h, blending), strict=True):
+    for kept_one, one in zip(form.forward(h, blending, kept), form.forward(h, blending), strict=True):
         assert torch.equal(kept_one, one)
-    found = closed_form.backward(delta, h, blending, True, kept)
-    assert all(map(torch.equal, found, closed_form.backward(delta, h, blending, True)))
+    found = form.backward(delta, h, blending, True, kept)
+    assert all(map(torch.equal, found, form.backward(delta, h, blending, True)))
 
 
 def test_input_and_upstream_gradient_are_never_written_to() -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexact.ops import closed_form, differentiable, dispatch, inductor_form, operators
+from flexact.ops import closed_form, differentiable, dispatch, inductor_form, operators, stacked_form
 from flexact.ops.blending import Blending
 from flexact.ops.closed_form_blends import ClosedFormBlends
 from flexact.ops.higher_order import Blends
@@ -111,18 +111,22 @@ _triton_takes._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def _implementation(h: Tensor, blending: Blending) -> Implementation:
     if native.supports(h, blending):
         return _NATIVE
-    return _COMPILED if dispatch.compiles() else _CLOSED_FORM
+    return _COMPILED if dispatch.compiles() else _closed_form(h)
+
+
+def _closed_form(h: Tensor) -> Implementation:
+    return _STACKED if stacked_form.stacks(h) else _CLOSED_FORM
 
 
 def _compiled_forward(h: Tensor, blending: Blending, kept: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
-    return _compiled(inductor_form.forward, h, blending) or closed_form.forward(h, blending, kept)
+    return _compiled(inductor_form.forward, h, blending) or _closed_form(h).forward(h, blending, kept)
 
 
 def _compiled_backward(
     delta: Tensor, h: Tensor, blending: Blending, need_logits: bool, kept: Sequence[Tensor] = ()
 ) -> tuple[Tensor, Tensor]:
     found = None if kept else _compiled(inductor_form.backward, delta, h, blending, need_logits)
-    return found or closed_form.backward(delta, h, blending, need_logits, kept)
+    return found or _closed_form(h).backward(delta, h, blending, need_logits, kept)
 
 
 def _compiled(function: Callable[..., tuple[Tensor, Tensor]], *arguments: Any) -> tuple[Tensor, Tensor] | None:
@@ -143,6 +147,7 @@ def _native_blends(h: Tensor, blending: Blending) -> Blends:
 _NATIVE = Implementation(native.forward, native.backward, _native_blends)
 _COMPILED = Implementation(_compiled_forward, _compiled_backward, ClosedFormBlends)
 _CLOSED_FORM = Implementation(closed_form.forward, closed_form.backward, ClosedFormBlends)
+_STACKED = Implementation(stacked_form.forward, stacked_form.backward, ClosedFormBlends)
 _plain = operators.RoutedActivation("routed_activation", torch.library.custom_op, _implementation)
 
 
