@@ -62,7 +62,7 @@ def _blends(h: Tensor, blending: Blending) -> Blends:
 
 
 _KERNELS = operators.Implementation(_routed_forward, _routed_backward, _blends)
-routed = operators.RoutedActivation("routed_activation_triton", triton_op, lambda h, blending: _KERNELS)
+routed = operators.RoutedActivation("routed_activation_triton", triton_op, lambda h, blending, keeps: _KERNELS)
 
 
 def _normalised_forward(
