@@ -123,12 +123,12 @@ def _implementation(h: Tensor, blending: Blending, keeps: bool) -> Implementatio
         return _NATIVE
     if dispatch.compiles():
         return _COMPILED
-    forms, name = {"closed_form": _closed_form(h), "plain": _PLAIN}, dispatch.active(h.device).name
-    if not plain_form.supports(blending):
-        name = "closed_form"
-    elif name == "measured" and keeps:
-        name = measured_form.faster(h, blending, forms)
-    return forms.get(name, forms["closed_form"])
+    closed, name = _closed_form(h), dispatch.active(h.device).name
+    if name not in ("plain", "measured") or not plain_form.supports(blending):
+        return closed
+    if name == "measured":
+        name = measured_form.faster(h, blending, {"closed_form": closed, "plain": _PLAIN}) if keeps else "closed_form"
+    return _PLAIN if name == "plain" else closed
 
 
 def _closed_form(h: Tensor) -> Implementation:

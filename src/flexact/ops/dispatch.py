@@ -176,7 +176,7 @@ def give_up(kernels: Kernels, failure: str, error: BaseException) -> None:
     if kernels not in _broken:
         _broken[kernels] = f"{failure} ({type(error).__name__}: {str(error)[:200]})"
         active.cache_clear()
-        warnings.warn(f"{_broken[kernels]}. flexact falls back to the closed form, which is slower.", stacklevel=2)
+        warnings.warn(f"{_broken[kernels]}. flexact falls back to torch operations, which are slower.", stacklevel=2)
 
 
 @functools.cache

@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -31,8 +31,8 @@ from flexact.ops.blending import Blending
 from flexact.ops.native import library
 from flexact.ops.operators import Implementation
 
-DEFAULT = "closed_form"
-FORMS = (DEFAULT, "plain")
+Form = Literal["closed_form", "plain"]
+DEFAULT: Form = "closed_form"
 LARGEST_ON_CPU = 1 << 20
 """Maximum number of elements of a CPU tensor on which the forms are timed; a measurement on more takes seconds."""
 WARM_UP = 2
@@ -53,12 +53,12 @@ class Case(NamedTuple):
     """The number of elements, rounded up, as a power of two."""
 
 
-_chosen: dict[Case, str] = {}
+_chosen: dict[Case, Form] = {}
 """The choices of this process."""
 
 
-def faster(h: Tensor, blending: Blending, forms: Mapping[str, Implementation]) -> str:
-    """Return which of `FORMS` runs in training on inputs like this one."""
+def faster(h: Tensor, blending: Blending, forms: Mapping[Form, Implementation]) -> Form:
+    """Return which form runs in training on inputs like this one."""
     keys = tuple(blending.keys[k] for k in blending.alive)
     case = Case(h.device, h.dtype, keys, blending.statistics, max(h.numel() - 1, 0).bit_length())
     if case not in _chosen:
@@ -66,14 +66,14 @@ def faster(h: Tensor, blending: Blending, forms: Mapping[str, Implementation]) -
     return _chosen[case]
 
 
-def kept(device: torch.device) -> dict[str, int]:
+def kept(device: torch.device) -> dict[Form, int]:
     """Return how many choices for a device on this machine are kept of each form."""
     folder = library.cache_folder()
     paths = folder.glob(f"form-{_machine(device)}-*.json") if folder else ()
     return collections.Counter(form for path in paths if (form := _read(path)))
 
 
-def _choice(case: Case, h: Tensor, blending: Blending, forms: Mapping[str, Implementation]) -> str:
+def _choice(case: Case, h: Tensor, blending: Blending, forms: Mapping[Form, Implementation]) -> Form:
     if (folder := library.cache_folder()) is None:
         return DEFAULT
     path = folder / _name(case)
@@ -103,7 +103,7 @@ def _has_room(h: Tensor, blending: Blending) -> bool:
     return 2 * tensors * h.numel() * max(h.element_size(), 4) <= free
 
 
-def _measured(h: Tensor, blending: Blending, forms: Mapping[str, Implementation]) -> dict[str, float]:
+def _measured(h: Tensor, blending: Blending, forms: Mapping[Form, Implementation]) -> dict[Form, float]:
     """Return the duration of the fastest forward and backward of each form; nothing if the memory does not suffice.
 
     They run in a thread of their own, in which none of the caller's modes is active: autocast, hooks for saved tensors,
@@ -114,7 +114,7 @@ def _measured(h: Tensor, blending: Blending, forms: Mapping[str, Implementation]
 
 
 @torch.no_grad()
-def _fastest(h: Tensor, blending: Blending, forms: Mapping[str, Implementation]) -> dict[str, float]:
+def _fastest(h: Tensor, blending: Blending, forms: Mapping[Form, Implementation]) -> dict[Form, float]:
     start, seconds = time.perf_counter(), dict.fromkeys(forms, math.inf)
     try:
         for form in [*forms.values()] * WARM_UP:
@@ -166,16 +166,16 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _read(path: Path) -> str:
-    """Return the form in a file; "" if there is none."""
+def _read(path: Path) -> Form | None:
+    """Return the form in a file; None if there is none."""
     try:
         form = json.loads(path.read_text(encoding="utf-8"))["form"]
     except (OSError, ValueError, TypeError, KeyError):
-        return ""
-    return form if form in FORMS else ""
+        return None
+    return form if form in get_args(Form) else None
 
 
-def _keep(path: Path, text: str, form: str) -> str:
+def _keep(path: Path, text: str, form: Form) -> Form:
     """Write a file, and return its form: that of another process if it was faster to write one. Return `DEFAULT` if
     the folder cannot be written to."""
     try:
