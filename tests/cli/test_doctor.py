@@ -134,6 +134,7 @@ def test_it_says_what_was_measured(tmp_path: Path) -> None:
     assert _run_doctor(**own)["cpu forms"].startswith("closed_form, since there is no cache folder")
 
 
+@pytest.mark.skipif(not dispatch.c_compiler(), reason="there is no C compiler")
 @pytest.mark.parametrize("kernels", ["native", "triton"])
 def test_it_lists_the_inputs_that_fall_back(kernels: dispatch.Kernels) -> None:
     with using(kernels):
