@@ -111,8 +111,37 @@ def _run_doctor(**environment: str) -> dict[str, str]:
 
 def test_without_a_c_compiler_it_says_so() -> None:
     found = _run_doctor(PATH="")
-    assert found["cpu kernels"] == "closed_form (there is no C compiler)"
-    assert found["C compiler"] == "none (install gcc or clang, or set the variable CC)"
+    assert found["cpu kernels"] == "measured (there is no C compiler)"
+    assert found["C compiler"] == "none (there is no C compiler; install gcc or clang, or set the variable CC)"
+
+
+def test_a_variable_cc_that_names_no_command_is_shown() -> None:
+    found = _run_doctor(CC="/nonexistent")
+    assert found["cpu kernels"] == "measured (the variable CC is '/nonexistent', and there is no such command)"
+    assert "the variable CC is '/nonexistent'" in found["C compiler"]
+
+
+TRAIN = "import torch, flexact; flexact.FlexAct(('relu', 'tanh'))(torch.ones(9, requires_grad=True)).sum().backward()"
+
+
+def test_it_says_what_was_measured(tmp_path: Path) -> None:
+    own = {"PATH": "", "XDG_CACHE_HOME": str(tmp_path)}
+    about = "closed_form or plain, measured at the first training call of a site; so far"
+    assert _run_doctor(**own)["cpu forms"] == f"{about} none (kept in {tmp_path / 'flexact'})"
+    subprocess.run([sys.executable, "-c", TRAIN], env=os.environ | own, check=True)
+    assert re.match(rf"{about} (closed_form|plain) 1 time \(kept in ", _run_doctor(**own)["cpu forms"])
+    (tmp_path / "flexact").chmod(0o777)
+    assert _run_doctor(**own)["cpu forms"].startswith("closed_form, since there is no cache folder")
+
+
+@pytest.mark.skipif(not dispatch.c_compiler(), reason="there is no C compiler")
+@pytest.mark.parametrize("kernels", ["native", "triton"])
+def test_it_lists_the_inputs_that_fall_back(kernels: dispatch.Kernels) -> None:
+    with using(kernels):
+        (line,) = (line for line in doctor.lines() if line.startswith("cpu falls back to closed_form: "))
+    assert "float64" in line
+    assert ("per channel" in line) == (kernels == "native")
+    assert ("custom candidates" in line) == (kernels == "triton")
 
 
 def test_it_tries_the_c_compiler_and_shows_its_error(tmp_path: Path) -> None:
@@ -120,7 +149,7 @@ def test_it_tries_the_c_compiler_and_shows_its_error(tmp_path: Path) -> None:
     compiler.write_text("#!/bin/sh\necho no space left >&2\nexit 1\n")
     compiler.chmod(0o755)
     found = _run_doctor(CC=str(compiler), XDG_CACHE_HOME=str(tmp_path))
-    assert found["cpu kernels"].startswith("closed_form (flexact's CPU kernels cannot be built")
+    assert found["cpu kernels"].startswith("measured (flexact's CPU kernels cannot be built")
     assert "no space left" in found["cpu kernels"]
 
 

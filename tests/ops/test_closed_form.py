@@ -1,9 +1,11 @@
-"""Tests of the closed form against the reference implementation, the method's formulas and torch's own checkers."""
+"""Tests of the closed form and of plain torch against the reference implementation, the method's formulas and torch's
+own checkers."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any, Literal
 from unittest import mock
 
 import pytest
@@ -13,8 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from flexact.candidates.registry import lookup
-from flexact.ops import _plain, closed_form, reference, routed_activation
+from flexact.ops import _routed, closed_form, dispatch, plain_form, reference, routed_activation, stacked_form
 from flexact.ops.blending import Blending
+from kernels import using
 from routed_cases import ALL, FIVE
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -36,8 +39,8 @@ class Case:
     hard: bool
     channel_dim: int
     block: int
-    stacks: bool
-    """Whether the candidates are stacked, as on a GPU."""
+    form: dispatch.Kernels | Literal["stacked"]
+    """The form, or "stacked" for the closed form as it runs on a GPU."""
 
     def size(self) -> Tensor:
         """Returns a bound on a candidate's value at each element: 1 + 1.1·|h|, or 1 + h²."""
@@ -58,7 +61,8 @@ class Case:
         temperature = torch.tensor(self.temperature, dtype=torch.float64)
         with (
             mock.patch.object(closed_form, "BLOCK", self.block),
-            mock.patch.object(closed_form, "stacks", return_value=self.stacks),
+            mock.patch.object(stacked_form, "stacks", return_value=self.form == "stacked"),
+            using("closed_form" if self.form == "stacked" else self.form),
         ):
             x, gathered = routed_activation(
                 h, logits, weights, p, temperature, self.names, alive, self.channel_dim, statistics
@@ -125,7 +129,7 @@ def cases(draw: st.DrawFn, smallest: int = 0) -> Case:
         hard=draw(st.booleans()),
         channel_dim=channel_dim,
         block=draw(st.sampled_from([1, 7, 1 << 17])),
-        stacks=draw(st.booleans()),
+        form=draw(st.sampled_from(["closed_form", "stacked", "plain"])),
     )
 
 
@@ -271,12 +275,12 @@ def test_opcheck(layout: str, rows: int) -> None:
     logits = torch.randn(rows * 3, requires_grad=True)
     p = torch.softmax(logits.detach().view(rows, 3), -1)
     arguments = (h, logits, p, p, torch.tensor(0.5), "relu\nsigmoid\ngelu", [0, 1, 2], 1, True)
-    torch.library.opcheck(_plain.operator, arguments)
+    torch.library.opcheck(_routed.operator, arguments)
 
 
 def test_opcheck_of_a_zero_dimensional_input() -> None:
     h, logits, p = torch.randn((), requires_grad=True), torch.zeros(2, requires_grad=True), torch.full((1, 2), 0.5)
-    torch.library.opcheck(_plain.operator, (h, logits, p, p, torch.ones(()), "relu\ntanh", [0, 1], 1, 0))
+    torch.library.opcheck(_routed.operator, (h, logits, p, p, torch.ones(()), "relu\ntanh", [0, 1], 1, 0))
 
 
 @pytest.mark.parametrize("rows", [1, 4], ids=["layer", "channel"])
@@ -329,19 +333,18 @@ def test_a_small_tensor_also_saves_values_but_less_than_a_plain_blend() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [1, 6], ids=["layer", "channel"])
-@pytest.mark.parametrize("stacks", [False, True], ids=["added", "stacked"])
+@pytest.mark.parametrize("form", [closed_form, stacked_form, plain_form], ids=["added", "stacked", "plain"])
 def test_gradients_from_saved_values_are_bit_identical_to_recomputed_ones(
-    dtype: torch.dtype, rows: int, stacks: bool, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, rows: int, form: Any
 ) -> None:
-    monkeypatch.setattr(closed_form, "stacks", lambda _: stacks)
     h, delta = torch.randn(700, 6, 40).to(dtype), torch.randn(700, 6, 40).to(dtype)  # several blocks
     p = torch.softmax(torch.randn(rows, 5), -1)
     blending = Blending(p, p, torch.tensor(0.7), FIVE, (0, 1, 3, 4), 1, True)
     kept: list[Tensor] = []
-    for kept_one, one in zip(closed_form.forward(h, blending, kept), closed_form.forward(h, blending), strict=True):
+    for kept_one, one in zip(form.forward(h, blending, kept), form.forward(h, blending), strict=True):
         assert torch.equal(kept_one, one)
-    found = closed_form.backward(delta, h, blending, True, kept)
-    assert all(map(torch.equal, found, closed_form.backward(delta, h, blending, True)))
+    found = form.backward(delta, h, blending, True, kept)
+    assert all(map(torch.equal, found, form.backward(delta, h, blending, True)))
 
 
 def test_input_and_upstream_gradient_are_never_written_to() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from flexact.ops import closed_form
+from flexact.ops import stacked_form
 from flexact.ops.blending import Blending
 
 NAMES = ("relu", "tanh", "gelu", "silu", "identity")
@@ -42,7 +42,7 @@ def test_nothing_is_copied_from_the_host(rows: int, alive: tuple[int, ...], dtyp
     blending = Blending(p, p, temperature, NAMES, alive, 1, statistics=True)
     with Copies(h, delta, p, temperature) as copies:
         for kept in (None, list[Tensor]()):
-            _, sensitivities = closed_form.forward(h, blending, kept)
-            _, to_logits = closed_form.backward(delta, h, blending, True, kept or ())
+            _, sensitivities = stacked_form.forward(h, blending, kept)
+            _, to_logits = stacked_form.backward(delta, h, blending, True, kept or ())
     assert copies.found == []
     assert (sensitivities.shape, to_logits.shape) == ((rows, len(NAMES)), (rows * len(NAMES),))

@@ -62,9 +62,25 @@ def test_cpu_tensors_use_the_c_code_even_under_tritons_interpreter(interpreter: 
     assert dispatch.active("cpu") == dispatch.active(CPU) == ("native", "")
 
 
-def test_without_a_c_compiler_cpu_tensors_use_the_closed_form(fresh: pytest.MonkeyPatch) -> None:
+def test_without_a_c_compiler_cpu_tensors_use_torch_operations(fresh: pytest.MonkeyPatch) -> None:
+    fresh.delenv("CC", raising=False)
     without_compiler(fresh)
-    assert dispatch.active(CPU) == ("closed_form", "there is no C compiler")
+    assert dispatch.active(CPU) == ("measured", "there is no C compiler")
+
+
+def test_a_variable_cc_that_names_no_command_is_the_reason(fresh: pytest.MonkeyPatch) -> None:
+    fresh.setenv("CC", "/nonexistent -O2")
+    forget()
+    name, reason = dispatch.active(CPU)
+    assert name == "measured"
+    assert reason == "the variable CC is '/nonexistent -O2', and there is no such command"
+
+
+def test_on_windows_another_compiler_would_not_help(fresh: pytest.MonkeyPatch) -> None:
+    fresh.setenv("CC", "cl")
+    fresh.setattr(sys, "platform", "win32")
+    forget()
+    assert dispatch.active(CPU) == ("measured", "the C code does not support Windows")
 
 
 def test_torch_compile_runs_only_on_request(fresh: pytest.MonkeyPatch) -> None:
@@ -99,6 +115,8 @@ def test_cuda_tensors_use_triton() -> None:
     [
         ("closed_form", CPU, ("closed_form", "closed_form was requested")),
         ("closed_form", CUDA, ("closed_form", "closed_form was requested")),
+        ("plain", CPU, ("plain", "plain was requested")),
+        ("measured", CUDA, ("measured", "measured was requested")),
         ("compiled", CPU, ("compiled", "")),
         ("compiled", CUDA, ("compiled", "")),
         ("native", CPU, ("native", "")),
@@ -147,7 +165,7 @@ def test_a_misspelt_name_is_refused_with_the_nearest(wrong: Any, meant: str, fre
 
 @pytest.mark.parametrize("wrong", ["", "fast", None, 3])
 def test_a_name_that_resembles_none_is_refused_with_the_choices(wrong: Any) -> None:
-    with pytest.raises(FlexActError, match="auto, triton, native, compiled, closed_form"):
+    with pytest.raises(FlexActError, match="auto, triton, native, compiled, closed_form, plain, measured"):
         dispatch.use(wrong)
 
 
@@ -163,9 +181,9 @@ def test_an_invalid_variable_stops_the_first_call_of_a_site(fresh: pytest.Monkey
 def test_without_triton(fresh: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     fresh.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "triton" else find(name, *rest))
-    assert dispatch.active(CUDA) == ("closed_form", "the package triton is not installed")
+    assert dispatch.active(CUDA) == ("measured", "the package triton is not installed")
     dispatch.use("triton")
-    assert dispatch.active(CUDA).reason == "triton was requested, but the package triton is not installed"
+    assert dispatch.active(CUDA) == ("closed_form", "triton was requested, but the package triton is not installed")
 
 
 @pytest.mark.parametrize(("version", "runs"), [("3.3.1", False), ("2.10.0", False), ("3.4.0", True), ("3.10.1", True)])
@@ -173,7 +191,7 @@ def test_without_triton(fresh: pytest.MonkeyPatch) -> None:
 def test_an_old_triton(version: str, runs: bool, fresh: pytest.MonkeyPatch) -> None:
     fresh.setattr(importlib.import_module("triton"), "__version__", version)
     reason = "" if runs else f"triton {version.rpartition('.')[0]} is older than 3.4"
-    assert dispatch.active(CUDA) == ("triton" if runs else "closed_form", reason)
+    assert dispatch.active(CUDA) == ("triton" if runs else "measured", reason)
 
 
 @pytest.mark.parametrize(("capability", "runs"), [((7, 0), False), ((7, 5), True), ((10, 0), True)])
@@ -181,7 +199,7 @@ def test_an_old_triton(version: str, runs: bool, fresh: pytest.MonkeyPatch) -> N
 def test_an_old_gpu(capability: tuple[int, int], runs: bool, fresh: pytest.MonkeyPatch) -> None:
     fresh.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
     reason = "" if runs else "compute capability 7.0 is older than 7.5"
-    assert dispatch.active(CUDA) == ("triton" if runs else "closed_form", reason)
+    assert dispatch.active(CUDA) == ("triton" if runs else "measured", reason)
 
 
 @pytest.mark.parametrize("device", ["mps", "xpu", "meta"])
@@ -193,9 +211,9 @@ def test_triton_cannot_be_forced_on_other_devices(device: str, fresh: pytest.Mon
 
 
 @pytest.mark.parametrize("device", ["mps", "xpu", "meta"])
-def test_other_devices_use_the_closed_form(device: str, fresh: pytest.MonkeyPatch) -> None:
+def test_other_devices_use_torch_operations(device: str, fresh: pytest.MonkeyPatch) -> None:
     fresh.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    assert dispatch.active(device) == ("closed_form", f"there are no kernels for {device}")
+    assert dispatch.active(device) == ("measured", f"there are no kernels for {device}")
 
 
 def test_a_fallback_warns_once_and_is_permanent() -> None:
@@ -204,7 +222,7 @@ def test_a_fallback_warns_once_and_is_permanent() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         dispatch.give_up("triton", "a Triton kernel failed to build", OSError("again"))
-    assert dispatch.active(CUDA) == ("closed_form", "a Triton kernel failed to build (OSError: no compiler)")
+    assert dispatch.active(CUDA) == ("measured", "a Triton kernel failed to build (OSError: no compiler)")
 
 
 class InvalidCxxCompiler(RuntimeError):
@@ -272,7 +290,7 @@ def test_triton_of_another_distribution(fresh: pytest.MonkeyPatch) -> None:
 # The results
 
 
-@pytest.mark.parametrize("name", ["closed_form", "native", "auto"])
+@pytest.mark.parametrize("name", ["closed_form", "plain", "native", "auto"])
 def test_every_choice_computes_the_same_on_the_cpu(name: Any) -> None:
     torch.manual_seed(0)
     h, p, names = torch.randn(4, 6), torch.softmax(torch.randn(1, 3), -1), ("relu", "tanh", "gelu")

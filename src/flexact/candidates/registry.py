@@ -67,9 +67,22 @@ def _by_autograd(function: Callable[[Tensor], Tensor], h: Tensor, value: Tensor)
     return gradient
 
 
-def _one(h: Tensor) -> Tensor:
+def ones(h: Tensor) -> Tensor:
     """Return an upstream gradient of ones in no memory; with it, torch's backward operators return the derivative."""
     return h.new_ones(()).expand_as(h)
+
+
+@dataclass(frozen=True)
+class Backward:
+    """A derivative that one of torch's backward operators computes."""
+
+    operator: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """(upstream gradient, h, value) -> the product of the upstream gradient and the derivative."""
+    ones: Callable[[Tensor], Tensor] = ones
+    """Returns an upstream gradient of ones for h."""
+
+    def __call__(self, h: Tensor, a: Tensor) -> Tensor:
+        return self.operator(self.ones(h), h, a)
 
 
 def _slope_of_shrinkage(h: Tensor, a: Tensor) -> Tensor:
@@ -83,26 +96,29 @@ def _slope_of_shrinkage(h: Tensor, a: Tensor) -> Tensor:
 _aten = torch.ops.aten
 
 BUILT_IN = (
-    Candidate("relu", F.relu, lambda h, a: _aten.threshold_backward(_one(h), h, 0), nn.ReLU),
+    Candidate("relu", F.relu, Backward(lambda g, h, a: _aten.threshold_backward(g, h, 0)), nn.ReLU),
     Candidate(
-        "leaky_relu", F.leaky_relu, lambda h, a: _aten.leaky_relu_backward(_one(h), h, 0.01, False), nn.LeakyReLU
+        "leaky_relu", F.leaky_relu, Backward(lambda g, h, a: _aten.leaky_relu_backward(g, h, 0.01, False)), nn.LeakyReLU
     ),
-    Candidate("sigmoid", torch.sigmoid, lambda h, a: _aten.sigmoid_backward(_one(h), a), nn.Sigmoid),
-    Candidate("tanh", torch.tanh, lambda h, a: _aten.tanh_backward(_one(h), a), nn.Tanh),
-    Candidate("identity", lambda h: h, lambda h, a: torch.ones_like(h), nn.Identity),
-    Candidate("gelu", F.gelu, lambda h, a: _aten.gelu_backward(torch.ones_like(h), h), nn.GELU),  # oneDNN copies `_one`
-    Candidate("silu", F.silu, lambda h, a: _aten.silu_backward(_one(h), h), nn.SiLU),
-    Candidate("mish", F.mish, lambda h, a: _aten.mish_backward(_one(h), h), nn.Mish),
-    Candidate("elu", F.elu, lambda h, a: _aten.elu_backward(_one(h), 1, 1, 1, False, h), nn.ELU),
-    Candidate("selu", F.selu, lambda h, a: _aten.elu_backward(_one(h), SELU_ALPHA, SELU_SCALE, 1, False, h), nn.SELU),
-    Candidate("softplus", F.softplus, lambda h, a: _aten.softplus_backward(_one(h), h, 1, 20), nn.Softplus),
-    Candidate("hardswish", F.hardswish, lambda h, a: _aten.hardswish_backward(_one(h), h), nn.Hardswish),
-    Candidate("relu6", F.relu6, lambda h, a: _aten.hardtanh_backward(_one(h), h, 0, 6), nn.ReLU6),
+    Candidate("sigmoid", torch.sigmoid, Backward(lambda g, h, a: _aten.sigmoid_backward(g, a)), nn.Sigmoid),
+    Candidate("tanh", torch.tanh, Backward(lambda g, h, a: _aten.tanh_backward(g, a)), nn.Tanh),
+    Candidate("identity", lambda h: h, Backward(lambda g, h, a: g, torch.ones_like), nn.Identity),
+    # oneDNN's backward operator of gelu copies `ones`.
+    Candidate("gelu", F.gelu, Backward(lambda g, h, a: _aten.gelu_backward(g, h), torch.ones_like), nn.GELU),
+    Candidate("silu", F.silu, Backward(lambda g, h, a: _aten.silu_backward(g, h)), nn.SiLU),
+    Candidate("mish", F.mish, Backward(lambda g, h, a: _aten.mish_backward(g, h)), nn.Mish),
+    Candidate("elu", F.elu, Backward(lambda g, h, a: _aten.elu_backward(g, 1, 1, 1, False, h)), nn.ELU),
+    Candidate(
+        "selu", F.selu, Backward(lambda g, h, a: _aten.elu_backward(g, SELU_ALPHA, SELU_SCALE, 1, False, h)), nn.SELU
+    ),
+    Candidate("softplus", F.softplus, Backward(lambda g, h, a: _aten.softplus_backward(g, h, 1, 20)), nn.Softplus),
+    Candidate("hardswish", F.hardswish, Backward(lambda g, h, a: _aten.hardswish_backward(g, h)), nn.Hardswish),
+    Candidate("relu6", F.relu6, Backward(lambda g, h, a: _aten.hardtanh_backward(g, h, 0, 6)), nn.ReLU6),
     Candidate("softsign", F.softsign, lambda h, a: (1 + h.abs()).reciprocal().square(), nn.Softsign),
     Candidate("relu_squared", own.relu_squared, lambda h, a: 2 * F.relu(h), own.ReLUSquared),
     Candidate("sine", torch.sin, lambda h, a: torch.cos(h), own.Sine),
     Candidate("hardsigmoid", own.hardsigmoid, lambda h, a: (h.abs() < 3).to(h.dtype) / 6, nn.Hardsigmoid),
-    Candidate("hardtanh", F.hardtanh, lambda h, a: _aten.hardtanh_backward(_one(h), h, -1, 1), nn.Hardtanh),
+    Candidate("hardtanh", F.hardtanh, Backward(lambda g, h, a: _aten.hardtanh_backward(g, h, -1, 1)), nn.Hardtanh),
     Candidate("logsigmoid", F.logsigmoid, lambda h, a: torch.sigmoid(-h), nn.LogSigmoid),
     Candidate("tanhshrink", F.tanhshrink, lambda h, a: torch.tanh(h).square(), nn.Tanhshrink),
     Candidate("hardshrink", F.hardshrink, _slope_of_shrinkage, nn.Hardshrink),

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from flexact.io.markdown_tables import counted
-from flexact.ops import dispatch
+from flexact.ops import dispatch, measured_form
 from flexact.ops.native import library
 
 PACKAGES = {
@@ -44,6 +44,10 @@ def lines() -> list[str]:
     for device, about in _devices().items():
         kernels, reason = _kernels(device)
         text += [f"{device}: {about}", f"{device} kernels: {kernels}" + (f" ({reason})" if reason else "")]
+        if inputs := dispatch.falls_back(kernels):
+            text.append(f"{device} falls back to closed_form: {inputs}")
+        if kernels == "measured":
+            text.append(f"{device} forms: {_forms(device)}")
         if kernels == "triton":
             text.append(f"{device} launches: {_launches()}")
     text.append(f"C compiler: {_compiler()}")
@@ -99,9 +103,18 @@ def _launches() -> str:
     return f"from Python, which takes longer ({reason})" if reason else "C++, compiled in the background at first use"
 
 
+def _forms(device: str) -> str:
+    """Return which torch operations run where a measurement chooses them."""
+    if (folder := library.cache_folder()) is None:
+        return "closed_form, since there is no cache folder that is yours alone, to keep the results of measurements"
+    found = measured_form.kept(torch.device(device))
+    counts = ", ".join(f"{form} {counted(count, 'time')}" for form, count in sorted(found.items())) or "none"
+    return f"closed_form or plain, measured at the first training call of a site; so far {counts} (kept in {folder})"
+
+
 def _compiler() -> str:
     if not (command := dispatch.c_compiler()):
-        return "none (install gcc or clang, or set the variable CC)"
+        return f"none ({dispatch.why_no_c_compiler()}; install gcc or clang, or set the variable CC)"
     folder = library.cache_folder()
     place = f"kept in {folder}" if folder else "not kept, since there is no cache folder that is yours alone"
     return f"{shlex.join(command)}; its libraries are {place}"

@@ -10,7 +10,8 @@ Its entries sum to zero, so it is also the gradient with respect to log π. No g
 recomputing the forward of a site, as activation checkpointing does, cannot change the sample.
 
 CUDA tensors are dispatched to Triton kernels (`ops.triton.nodes`), CPU tensors to C (`ops.native`), and all others
-to the closed form. `flexact.ops.dispatch` makes the choice, gives its reason and can override it.
+to the closed form or, if it is faster, to plain torch. `flexact.ops.dispatch` makes the choice, gives its reason and
+can override it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexact.ops import closed_form, differentiable, dispatch, inductor_form, operators
+from flexact.ops import (
+    closed_form,
+    differentiable,
+    dispatch,
+    inductor_form,
+    measured_form,
+    operators,
+    plain_form,
+    stacked_form,
+)
 from flexact.ops.blending import Blending
 from flexact.ops.closed_form_blends import ClosedFormBlends
 from flexact.ops.higher_order import Blends
@@ -69,7 +79,7 @@ def activated(h: Tensor, logits: Tensor, blending: Blending) -> tuple[Tensor, Te
         from flexact.ops.triton import nodes  # needs Triton
 
         return nodes.routed(h, logits, blending)
-    return _plain(h, logits, blending)
+    return _routed(h, logits, blending)
 
 
 def runs_fused(h: Tensor, keys: tuple[str, ...], alive: Sequence[int]) -> bool:
@@ -108,21 +118,32 @@ def _custom(keys: tuple[str, ...], alive: tuple[int, ...]) -> tuple[str, ...]:
 _triton_takes._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _implementation(h: Tensor, blending: Blending) -> Implementation:
+def _implementation(h: Tensor, blending: Blending, keeps: bool) -> Implementation:
     if native.supports(h, blending):
         return _NATIVE
-    return _COMPILED if dispatch.compiles() else _CLOSED_FORM
+    if dispatch.compiles():
+        return _COMPILED
+    closed, name = _closed_form(h), dispatch.active(h.device).name
+    if name not in ("plain", "measured") or not plain_form.supports(blending):
+        return closed
+    if name == "measured":
+        name = measured_form.faster(h, blending, {"closed_form": closed, "plain": _PLAIN}) if keeps else "closed_form"
+    return _PLAIN if name == "plain" else closed
+
+
+def _closed_form(h: Tensor) -> Implementation:
+    return _STACKED if stacked_form.stacks(h) else _CLOSED_FORM
 
 
 def _compiled_forward(h: Tensor, blending: Blending, kept: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
-    return _compiled(inductor_form.forward, h, blending) or closed_form.forward(h, blending, kept)
+    return _compiled(inductor_form.forward, h, blending) or _closed_form(h).forward(h, blending, kept)
 
 
 def _compiled_backward(
     delta: Tensor, h: Tensor, blending: Blending, need_logits: bool, kept: Sequence[Tensor] = ()
 ) -> tuple[Tensor, Tensor]:
     found = None if kept else _compiled(inductor_form.backward, delta, h, blending, need_logits)
-    return found or closed_form.backward(delta, h, blending, need_logits, kept)
+    return found or _closed_form(h).backward(delta, h, blending, need_logits, kept)
 
 
 def _compiled(function: Callable[..., tuple[Tensor, Tensor]], *arguments: Any) -> tuple[Tensor, Tensor] | None:
@@ -143,16 +164,18 @@ def _native_blends(h: Tensor, blending: Blending) -> Blends:
 _NATIVE = Implementation(native.forward, native.backward, _native_blends)
 _COMPILED = Implementation(_compiled_forward, _compiled_backward, ClosedFormBlends)
 _CLOSED_FORM = Implementation(closed_form.forward, closed_form.backward, ClosedFormBlends)
-_plain = operators.RoutedActivation("routed_activation", torch.library.custom_op, _implementation)
+_STACKED = Implementation(stacked_form.forward, stacked_form.backward, ClosedFormBlends)
+_PLAIN = Implementation(plain_form.forward, plain_form.backward, ClosedFormBlends)
+_routed = operators.RoutedActivation("routed_activation", torch.library.custom_op, _implementation)
 
 
-@_plain.operator.register_fake
+@_routed.operator.register_fake
 def _(h: Tensor, logits: Tensor, weights: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     statistics = rest[-1]
     return torch.empty_like(h), weights.new_empty(weights.shape if statistics else 0)
 
 
-@_plain.backward_operator.register_fake
+@_routed.backward_operator.register_fake
 def _(delta: Tensor, h: Tensor, weights: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     need_logits = rest[-1]
     return torch.empty_like(h), weights.new_empty(weights.numel() if need_logits else 0)

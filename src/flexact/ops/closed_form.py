@@ -7,8 +7,7 @@ The gradients need the values of the candidates and their blended slope. A forwa
 of the size of the input, and the backward then only multiplies. Otherwise the backward recomputes them; the results
 are bit-identical.
 
-On a GPU, where every operation is a kernel launch, the candidates are stacked instead, so that the blend, its slope and
-the sums take a few launches together.
+`stacked_form` computes the same where every operation is a kernel launch, as on a GPU.
 """
 
 from __future__ import annotations
@@ -44,27 +43,23 @@ class Term(NamedTuple):
     weight: Tensor | float
 
 
-def stacks(h: Tensor) -> bool:
-    """Return whether candidates are stacked rather than added one by one, so that no weight is read on the host."""
-    return h.device.type != "cpu"
-
-
 def forward(h: Tensor, blending: Blending, kept: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
     """Return x = Σ_k w_k σ_k(h) and the sensitivities mean |σ_k′(h)|, (rows, K), empty without statistics.
 
-    kept: a list to which the blended slope and the values of each block are appended, for `backward`. On a CPU it
-    stays empty if h is larger than MOST_KEPT.
+    kept: a list to which the blended slope and the values of each block are appended, for `backward`. It stays empty
+    if h is larger than MOST_KEPT.
     """
     h, weights, statistics = dense(h), blending.weights, blending.statistics
-    if h.device.type == "cpu" and h.numel() > MOST_KEPT:
+    if h.numel() > MOST_KEPT:
         kept = None
     needs_slopes = statistics or kept is not None
-    x, sweep, sums = torch.empty_like(h), Sweep(h, blending), []
+    x, sweep, sums = torch.empty_like(h), BlockSweep(h, blending), []
     for block_h, block_x in sweep.blocks(h, x):
         source = block_h.to(sweep.dtype)
         terms = sweep.terms(source, every=needs_slopes)
         values = [term.function(source) for term in terms]
-        sweep.blend(values, terms, block_x)
+        block_weights = [term.weight for term in terms]
+        sweep.blend(values, block_weights, block_x)
         if not needs_slopes:
             continue
         slopes: Iterable[Tensor] = (term.derivative(source, value) for term, value in zip(terms, values, strict=True))
@@ -72,8 +67,8 @@ def forward(h: Tensor, blending: Blending, kept: list[Tensor] | None = None) -> 
             slopes = [*slopes]
             sums.append(sweep.sizes(slopes))
         if kept is not None:
-            kept += [sweep.blend(slopes, terms, torch.empty_like(source)), *sweep.without_cheap(values)]
-    return x, sweep.table(sums, h.numel() // weights.shape[0]) if statistics else weights.new_empty(0)
+            kept += [sweep.blend(slopes, block_weights, torch.empty_like(source)), *sweep.without_cheap(values)]
+    return x, sweep.table(*sums, divisor=h.numel() // weights.shape[0]) if statistics else weights.new_empty(0)
 
 
 def backward(
@@ -85,7 +80,7 @@ def backward(
     """
     h = dense(h)
     delta, gradient = with_layout_of(h, delta), torch.empty_like(h)
-    sweep, remaining, inner = Sweep(h, blending), iter(kept), []
+    sweep, remaining, inner = BlockSweep(h, blending), iter(kept), []
     for block_h, block_delta, block_gradient in sweep.blocks(h, delta, gradient):
         source, upstream = block_h.to(sweep.dtype), block_delta.to(sweep.dtype)
         if kept:
@@ -95,14 +90,14 @@ def backward(
             terms = sweep.terms(source, every=need_logits)
             values = [term.function(source) for term in terms]
             slopes = (term.derivative(source, value) for term, value in zip(terms, values, strict=True))
-            slope = sweep.blend(slopes, terms, torch.empty_like(source))
+            slope = sweep.blend(slopes, [term.weight for term in terms], torch.empty_like(source))
         if need_logits:
             inner.append(sweep.inner(upstream, values))
         if gradient.dtype == sweep.dtype:
             torch.mul(slope, upstream, out=block_gradient)
         else:
             block_gradient.copy_(slope * upstream)
-    to_logits = logit_gradient(sweep.table(inner), blending) if need_logits else blending.weights.new_empty(0)
+    to_logits = logit_gradient(sweep.table(*inner), blending) if need_logits else blending.weights.new_empty(0)
     return gradient, to_logits
 
 
@@ -142,49 +137,23 @@ def by_candidate(sums: Tensor, blending: Blending) -> Tensor:
 
 
 class Sweep:
-    """Splits tensors into blocks, and takes sums over a block per layer or per channel."""
+    """The alive candidates of a site, and the layout of its input h as flat views."""
 
     def __init__(self, h: Tensor, blending: Blending) -> None:
-        self.blending, self.stacks = blending, stacks(h)
+        self.blending = blending
         self.dtype = torch.float64 if h.dtype == torch.float64 else torch.float32
         self.rows = blending.weights.shape[0]
         self.by_layer = self.rows == 1
-        if self.by_layer and not self.stacks:  # Python numbers are fastest there, and need no synchronization
-            weights: list[Any] = blending.weights[0].tolist()
-        else:
-            shape = (1,) if self.by_layer else (-1, 1)
-            weights = [column.to(self.dtype).reshape(shape) for column in blending.weights.unbind(1)]
-            self.some_zero = self.stacks or bool((blending.weights[:, list(blending.alive)] == 0).any())
-        self.weights = [weights[k] for k in blending.alive]
-        self._candidates = [lookup(blending.keys[k]) for k in blending.alive]
-        self._shares = (
-            not self.stacks
-            and self.dtype == torch.float32
-            and h.numel() >= SHARED_FROM
-            and not shared_sigmoid.SLOW.isdisjoint([candidate.name for candidate in self._candidates])
-        )
-
-    def terms(self, source: Tensor, every: bool = True) -> list[Term]:
-        """Return the alive candidates for a block in `dtype`; unless `every`, without those whose weight is 0."""
-        shared = shared_sigmoid.pairs(source) if self._shares else {}
-        pairs = [shared.get(one.name, (one.function, one.derivative)) for one in self._candidates]
-        terms = [Term(*pair, weight) for pair, weight in zip(pairs, self.weights, strict=True)]
-        # The weights of channels are tensors, and reading them would synchronize with their device.
-        return [term for term in terms if every or isinstance(term.weight, Tensor) or term.weight != 0]
+        self.candidates = [lookup(blending.keys[k]) for k in blending.alive]
 
     def without_cheap(self, values: list[Tensor]) -> list[Tensor]:
         """Return the values of the candidates that are not `CHEAP`."""
-        return [value for one, value in zip(self._candidates, values, strict=True) if one.name not in CHEAP]
+        return [value for one, value in zip(self.candidates, values, strict=True) if one.name not in CHEAP]
 
     def with_cheap(self, values: list[Tensor], source: Tensor) -> list[Tensor]:
         """Return the values of all candidates from those `without_cheap`."""
         others = iter(values)
-        return [one.function(source) if one.name in CHEAP else next(others) for one in self._candidates]
-
-    @property
-    def kept_per_block(self) -> int:
-        """The number of tensors that `forward` keeps for each block: the slope and values."""
-        return 1 + sum(one.name not in CHEAP for one in self._candidates)
+        return [one.function(source) if one.name in CHEAP else next(others) for one in self.candidates]
 
     def flat(self, tensor: Tensor) -> Tensor:
         """Return a contiguous view of a dense tensor: flat, or (outer, channels, inner)."""
@@ -193,26 +162,61 @@ class Sweep:
             return flat
         return flat.view((-1, self.rows, tensor.stride(self.blending.channel_dim)) if len(flat) else (0, self.rows, 1))
 
+
+class BlockSweep(Sweep):
+    """Splits tensors into blocks, and takes sums over a block per layer or per channel."""
+
+    def __init__(self, h: Tensor, blending: Blending) -> None:
+        super().__init__(h, blending)
+        if self.by_layer:  # Python numbers are fastest there
+            weights: list[Any] = blending.weights[0].tolist()
+        else:
+            weights = [column.to(self.dtype).reshape(-1, 1) for column in blending.weights.unbind(1)]
+            self.some_zero = bool((blending.weights[:, list(blending.alive)] == 0).any())
+        self.weights = [weights[k] for k in blending.alive]
+        self._shares = (
+            self.dtype == torch.float32
+            and h.numel() >= SHARED_FROM
+            and not shared_sigmoid.SLOW.isdisjoint([candidate.name for candidate in self.candidates])
+        )
+
+    def terms(self, source: Tensor, every: bool = True) -> list[Term]:
+        """Return the alive candidates for a block in `dtype`; unless `every`, without those whose weight is 0."""
+        shared = shared_sigmoid.pairs(source) if self._shares else {}
+        pairs = [shared.get(one.name, (one.function, one.derivative)) for one in self.candidates]
+        terms = [Term(*pair, weight) for pair, weight in zip(pairs, self.weights, strict=True)]
+        return [term for term in terms if every or isinstance(term.weight, Tensor) or term.weight != 0]
+
+    def evaluated(self, source: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the values and the slopes of the alive candidates."""
+        terms = self.terms(source)
+        values = [term.function(source) for term in terms]
+        return values, [term.derivative(source, value) for term, value in zip(terms, values, strict=True)]
+
+    @property
+    def kept_per_block(self) -> int:
+        """The number of tensors that `forward` keeps for each block: the slope and values."""
+        return 1 + sum(one.name not in CHEAP for one in self.candidates)
+
     def blocks(self, *tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
-        """Return matching blocks of tensors that share one dense layout, as `flat` views; one on a GPU."""
+        """Return matching blocks of tensors that share one dense layout, as `flat` views."""
         flat = [self.flat(tensor) for tensor in tensors]
         size = flat[0].numel()
         block = BLOCK * torch.get_num_threads()
-        if self.stacks or size <= block:
+        if size <= block:
             return [tuple(flat)]
         dim = 0 if self.by_layer or flat[0].shape[0] > 1 else 2
         length = max(1, block * flat[0].shape[dim] // size)
         return zip(*(torch.split(tensor, length, dim) for tensor in flat), strict=True)
 
-    def blend(self, values: Iterable[Tensor], terms: Sequence[Term], out: Tensor) -> Tensor:
-        """Write Σ_k w_k values_k, the values of these terms, into `out`; a zero weight masks infinite values."""
-        if self.stacks:
-            stacked, weights = torch.stack([*values]), torch.stack([*self.weights])
-            if not self.by_layer:
-                weights = weights.unsqueeze(1)  # (alive, 1, channels, 1)
-            return out.copy_(stacked.masked_fill_(weights == 0, 0).mul_(weights).sum(0))
+    def blended(self, values: list[Tensor]) -> Tensor:
+        """Return Σ_k w_k values_k, the values of all alive candidates."""
+        return self.blend(values, self.weights, torch.empty_like(values[0]))
+
+    def blend(self, values: Iterable[Tensor], weights: Sequence[Tensor | float], out: Tensor) -> Tensor:
+        """Write Σ_k w_k values_k into `out`; a zero weight masks infinite values."""
         total = out.to(self.dtype).zero_()  # a copy in half precision only
-        for value, (_, _, weight) in zip(values, terms, strict=True):
+        for value, weight in zip(values, weights, strict=True):
             if isinstance(weight, Tensor):
                 total.addcmul_(value.masked_fill(weight == 0, 0) if self.some_zero else value, weight)
             elif weight != 0:
@@ -221,29 +225,20 @@ class Sweep:
 
     def sizes(self, values: list[Tensor]) -> Tensor:
         """Return Σ|values_k|, (number of values,) for the layer or (channels, number of values)."""
-        if self.stacks:
-            return self._sums(torch.stack(values).abs_())
         return torch.stack([self._sum(value.abs()) for value in values], -1)
 
     def inner(self, upstream: Tensor, values: list[Tensor]) -> Tensor:
         """Return ⟨upstream, values_k⟩, shaped as `sizes`."""
-        if self.stacks:
-            return self._sums(torch.stack(values).mul_(upstream))
         if self.by_layer:
             return torch.stack([torch.dot(upstream, value) for value in values])
         return torch.stack([self._sum(upstream * value) for value in values], -1)
 
-    def _sums(self, stacked: Tensor) -> Tensor:
-        return stacked.sum(1) if self.by_layer else stacked.sum((1, 3)).T.contiguous()
-
     def _sum(self, values: Tensor) -> Tensor:
         return values.sum() if self.by_layer else values.sum((0, 2))
 
-    def table(self, blocks: list[Tensor], divisor: int = 1) -> Tensor:
+    def table(self, *blocks: Tensor, divisor: int = 1) -> Tensor:
         """Return the sums of all blocks, divided by a number, as (rows, K). Blocks are added in double precision."""
-        total = blocks[0]
-        if not self.stacks and (len(blocks) > 1 or divisor > 1):
-            total = total.double()
+        total = blocks[0].double() if len(blocks) > 1 or divisor > 1 else blocks[0]
         for block in blocks[1:]:
             total += block
         total = total.reshape(self.rows, -1)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from flexact.ops import derivatives
 from flexact.ops.blending import Blending
-from flexact.ops.closed_form import Sweep, Term, dense, logit_gradient, with_layout_of
+from flexact.ops.closed_form import BlockSweep, dense, logit_gradient, with_layout_of
+from flexact.ops.stacked_form import Stack, stacks
 
 
 class ClosedFormBlends:
@@ -20,7 +21,7 @@ class ClosedFormBlends:
         h = dense(h)
         self._blending, self._dtype = blending, h.dtype
         self._h = h if h.dtype == torch.float64 else h.float()
-        self._sweep = Sweep(h, blending)
+        self._sweep = Stack(h, blending) if stacks(h) else BlockSweep(h, blending)
         self._source = self._sweep.flat(self._h)
         self._orders: list[list[Tensor]] = []
         self._blends: dict[int, Tensor] = {}
@@ -37,26 +38,20 @@ class ClosedFormBlends:
         if not need_logits:
             return to_h, to_h.new_empty(0)
         inner = functools.reduce(torch.add, [self._sweep.inner(delta, self._order(n)) for n, delta in flat.items()])
-        return to_h, logit_gradient(self._sweep.table([inner]), self._blending)
+        return to_h, logit_gradient(self._sweep.table(inner), self._blending)
 
     def _flat_blend(self, n: int) -> Tensor:
         if n not in self._blends:
-            self._blends[n] = self._sweep.blend(self._order(n), self._terms, torch.empty_like(self._source))
+            self._blends[n] = self._sweep.blended(self._order(n))
         return self._blends[n]
 
     def _order(self, n: int) -> list[Tensor]:
         """Return the n-th derivative of each candidate that is not dropped, flat."""
-        known, terms = self._orders, self._terms
+        known = self._orders
         if not known:
-            known.append([term.function(self._source) for term in terms])
-        if n > 0 and len(known) == 1:
-            known.append([term.derivative(self._source, value) for term, value in zip(terms, known[0], strict=True)])
+            known += self._sweep.evaluated(self._source)
         if n > 1 and len(known) == 2:
             keys = [self._blending.keys[k] for k in self._blending.alive]
             pairs = [derivatives.higher(key, self._source, *of) for key, *of in zip(keys, *known, strict=True)]
             known += [[pair[0] for pair in pairs], [pair[1] for pair in pairs]]
         return known[n]
-
-    @functools.cached_property
-    def _terms(self) -> list[Term]:
-        return self._sweep.terms(self._source)

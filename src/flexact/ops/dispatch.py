@@ -2,7 +2,9 @@
 
 - "triton": for CUDA tensors, or for any tensor, slowly, under Triton's interpreter.
 - "native": for CPU tensors, in C. The machine's C compiler builds it at first use, in under a second.
-- "closed_form": plain torch, for any tensor.
+- "closed_form": torch operations, for any tensor.
+- "plain": torch operations whose gradients autograd computes; the closed form for inputs that it does not support.
+- "measured": the faster of these two in training, for any tensor; see `measured_form`.
 - "compiled": the closed form through torch.compile, only on request. Compilation blocks training, for about 20 s with
   five candidates. It does not run in the background, because rounding would change at a step that depends on the
   machine's load, and runs would not be reproducible.
@@ -25,7 +27,7 @@ import torch
 
 from flexact.io.value_checks import check_known
 
-Kernels = Literal["auto", "triton", "native", "compiled", "closed_form"]
+Kernels = Literal["auto", "triton", "native", "compiled", "closed_form", "plain", "measured"]
 
 VARIABLE = "FLEXACT_KERNELS"
 OLDEST_TRITON = (3, 4)
@@ -75,29 +77,39 @@ def wanted() -> Kernels:
 
 @functools.cache  # every call of a site needs it
 def active(device: torch.device | str) -> Active:
-    """Return the implementation for a device; the environment is read once. Some inputs still fall back to the closed
-    form: float64 and channels that pick independently on a CPU, float64 and some custom candidates on a GPU."""
+    """Return the implementation for a device; the environment is read once. `falls_back` names the inputs for which the
+    closed form runs instead."""
     device, kernels = torch.device(device), wanted()
-    if kernels == "closed_form":
-        return Active(kernels, "closed_form was requested")
+    slower: Kernels = "measured" if kernels == "auto" else "closed_form"
+    if kernels in ("closed_form", "plain", "measured"):
+        return Active(kernels, f"{kernels} was requested")
     if kernels == "compiled":
         reason = why_not_compiled()
         return Active("closed_form", reason) if reason else Active("compiled", "")
     if kernels == "native" or (kernels == "auto" and device.type != "cuda"):
         reason = why_not_native(device.type)
-        return Active("closed_form", reason) if reason else Active("native", "")
+        return Active(slower, reason) if reason else Active("native", "")
     interpreting = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's interpreter runs kernels on CPU tensors
     reason = _broken.get("triton") or _why_unsupported(device, device.type != "cuda" and interpreting)
     if not reason:
         return Active("triton", "")
-    return Active("closed_form", f"triton was requested, but {reason}" if kernels == "triton" else reason)
+    return Active(slower, f"triton was requested, but {reason}" if kernels == "triton" else reason)
+
+
+def falls_back(kernels: Kernels) -> str:
+    """Return the inputs for which the closed form runs instead of an implementation; empty if there are none."""
+    return {
+        "triton": "float64, custom candidates without a Triton form (with torch.compile: all custom candidates), and "
+        f"sites of more than {MOST_CANDIDATES} candidates",
+        "native": f"float64, picks per channel, a hard forward, and sites of more than {MOST_CANDIDATES} candidates",
+    }.get(kernels, "")
 
 
 def why_not_native(device_type: str) -> str:
     """Return why the C code cannot run on a device; empty if it can."""
     if device_type != "cpu":
         return f"there are no kernels for {device_type}"
-    return _broken.get("native") or ("" if c_compiler() else "there is no C compiler")
+    return _broken.get("native") or ("" if c_compiler() else why_no_c_compiler())
 
 
 @functools.cache
@@ -107,6 +119,14 @@ def c_compiler() -> tuple[str, ...]:
         return ()
     commands = [tuple(shlex.split(given))] if (given := os.environ.get("CC")) else [("cc",), ("gcc",), ("clang",)]
     return next((command for command in commands if command and shutil.which(command[0])), ())
+
+
+def why_no_c_compiler() -> str:
+    """Return why `c_compiler` is ()."""
+    if sys.platform == "win32":
+        return "the C code does not support Windows"
+    given = os.environ.get("CC")
+    return f"the variable CC is {given!r}, and there is no such command" if given else "there is no C compiler"
 
 
 def compiles() -> bool:
@@ -156,7 +176,7 @@ def give_up(kernels: Kernels, failure: str, error: BaseException) -> None:
     if kernels not in _broken:
         _broken[kernels] = f"{failure} ({type(error).__name__}: {str(error)[:200]})"
         active.cache_clear()
-        warnings.warn(f"{_broken[kernels]}. flexact falls back to the closed form, which is slower.", stacklevel=2)
+        warnings.warn(f"{_broken[kernels]}. flexact falls back to torch operations, which are slower.", stacklevel=2)
 
 
 @functools.cache

@@ -31,8 +31,9 @@ class Implementation(NamedTuple):
     blends: Callable[[Tensor, Blending], higher_order.Blends]
 
 
-Choice = Callable[[Tensor, Blending], Implementation]
-"""(h, blending) -> the implementation that runs on this input."""
+Choice = Callable[[Tensor, Blending, bool], Implementation]
+"""(h, blending, keeps) -> the implementation that runs on this input. keeps: whether its forward may keep tensors for
+its backward."""
 
 Decorator = Callable[..., Callable[[Callable[..., Any]], CustomOpDef]]
 """torch.library.custom_op or torch.library.triton_op."""
@@ -51,10 +52,10 @@ class RoutedActivation:
             x, gathered = self.operator(h, logits, *packed(blending))
         elif torch.is_grad_enabled() and (h.requires_grad or logits.requires_grad):
             statistics: list[Tensor] = []
-            x, *_ = _Eager.apply(h, logits, blending, self._choose(h, blending), statistics)  # type: ignore[no-untyped-call]
+            x, *_ = _Eager.apply(h, logits, blending, self._choose(h, blending, True), statistics)  # type: ignore[no-untyped-call]
             (gathered,) = statistics
         else:
-            x, gathered = self._choose(h, blending).forward(h.detach(), blending, None)
+            x, gathered = self._choose(h, blending, False).forward(h.detach(), blending, None)
         return x, gathered
 
 
@@ -127,7 +128,7 @@ def _define(name: str, decorator: Decorator, choose: Choice) -> tuple[CustomOpDe
         statistics: bool,
     ) -> tuple[Tensor, Tensor]:
         blending = unpacked(weights, probabilities, temperature, keys, alive, channel_dim, statistics)
-        return choose(h, blending).forward(h, blending, None)
+        return choose(h, blending, False).forward(h, blending, None)
 
     @decorator(f"flexact::{name}_backward", mutates_args=())
     def backward_operator(
@@ -142,7 +143,7 @@ def _define(name: str, decorator: Decorator, choose: Choice) -> tuple[CustomOpDe
         need_logits: bool,
     ) -> tuple[Tensor, Tensor]:
         blending = unpacked(weights, probabilities, temperature, keys, alive, channel_dim, False)
-        return choose(h, blending).backward(delta, h, blending, need_logits, ())
+        return choose(h, blending, False).backward(delta, h, blending, need_logits, ())
 
     def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         *tensors, ctx.keys, ctx.alive, ctx.channel_dim, _ = inputs

@@ -90,7 +90,7 @@ class Build(NamedTuple):
 
 def compiled(sources: tuple[Path, ...]) -> ctypes.CDLL:
     """Return the library of some C files; compile it if it is not in the cache. Raise CannotBuild if that fails."""
-    depends_on = (*_processor(), *(header.read_text() for header in HEADERS))
+    depends_on = (*processor(), *(header.read_text() for header in HEADERS))
     build = Build(sources, dispatch.c_compiler(), FLAGS, ("-lm", "-ldl"), depends_on)
     return loaded(build, lambda library: ctypes.CDLL(str(library)))
 
@@ -141,11 +141,14 @@ def cache_folder() -> Path | None:
 
 
 def _is_trusted(path: Path) -> bool:
-    """Return whether a file or folder exists, and only its owner, who is this user or root, can write to it."""
+    """Return whether a file or folder exists, and only its owner, who is this user or root, can write to it. Windows
+    protects the folders of a user by other means."""
     try:
         status = path.stat()
     except OSError:
         return False
+    if sys.platform == "win32":
+        return True
     return status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
 
 
@@ -182,8 +185,8 @@ def _keep(library: Path, folder: Path) -> None:
         Path(unfinished).unlink(missing_ok=True)
 
 
-def _processor() -> tuple[str, ...]:
-    """Return what the machine code depends on: the architecture, the C library and the processor's features."""
+def processor() -> tuple[str, ...]:
+    """Return what machine code depends on: the architecture, the C library and the processor's features."""
     found = [platform.machine(), *platform.libc_ver()]
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()

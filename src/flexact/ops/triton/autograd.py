@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.library import triton_op
 
 from flexact.errors import FlexActError
-from flexact.ops import closed_form, operators
+from flexact.ops import operators, stacked_form
 from flexact.ops.blending import Blending, packed, unpacked
 from flexact.ops.closed_form_blends import ClosedFormBlends
 from flexact.ops.dispatch import CannotBuild
@@ -44,7 +44,7 @@ def normalised(y: Tensor, logits: Tensor, preactivation: Preactivation, blending
 
 
 def _routed_forward(h: Tensor, blending: Blending, _: list[Tensor] | None) -> tuple[Tensor, Tensor]:
-    return run(routed_kernels.forward, closed_form.forward, h, blending)
+    return run(routed_kernels.forward, stacked_form.forward, h, blending)
 
 
 def _routed_backward(
@@ -54,7 +54,7 @@ def _routed_backward(
         gradient, _, to_logits = routed_kernels.backward(delta, h, blending, need_logits)
         return gradient, to_logits
 
-    return run(fused, lambda delta: closed_form.backward(delta, h, blending, need_logits), delta)
+    return run(fused, lambda delta: stacked_form.backward(delta, h, blending, need_logits), delta)
 
 
 def _blends(h: Tensor, blending: Blending) -> Blends:
@@ -62,7 +62,7 @@ def _blends(h: Tensor, blending: Blending) -> Blends:
 
 
 _KERNELS = operators.Implementation(_routed_forward, _routed_backward, _blends)
-routed = operators.RoutedActivation("routed_activation_triton", triton_op, lambda h, blending: _KERNELS)
+routed = operators.RoutedActivation("routed_activation_triton", triton_op, lambda h, blending, keeps: _KERNELS)
 
 
 def _normalised_forward(

@@ -40,6 +40,7 @@ WAYS: dict[str, Way] = {
     BASELINE: Way("ReLU"),
     "plain": Way("plain-written", plain=True),
     "closed_form": Way("closed form", kernels="closed_form"),
+    "measured": Way("closed form or plain, measured", kernels="measured"),
     "compiled_form": Way("closed form, compiled", kernels="compiled"),
     "fused": Way("fused", kernels="triton"),
     "fused_bn": Way("fused with batch norm", kernels="triton", fuse=True),
@@ -60,7 +61,7 @@ class Options:
     ]
     ways: Annotated[
         tuple[str, ...],
-        Setting("plain, closed_form, compiled_form, fused, fused_bn.", "all; plain and closed_form on a CPU"),
+        Setting("plain, closed_form, measured, compiled_form, fused, fused_bn.", "all; plain and closed_form on a CPU"),
     ]
     """The implementations, in the order of `WAYS`. The compiled modes measure only the first and the last."""
     repeats: Annotated[int, Setting("Rounds of timing.", "20; 5 on a CPU")]
