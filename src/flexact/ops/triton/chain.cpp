@@ -79,6 +79,7 @@ struct Chain : torch::CustomClassHolder {
     std::vector<bool> aligned;          /* whether the address of an input must be a multiple of 16 */
     int device;
     std::vector<Pass> forward;
+    std::vector<Pass> restore; /* at most one, from saved tensors to one that takes the place of the first of them */
     Pass backward; /* its inputs are the gradient of x and the saved tensors */
     int64_t x, statistics;
     std::vector<int64_t> saved;
@@ -130,8 +131,10 @@ bool must_be_aligned(const Chain &chain, size_t input) {
         found |= fails(pass, every);
         every.resize(every.size() + pass.buffers.size());
     }
-    std::vector<uint64_t> saved(1);
+    std::vector<uint64_t> saved;
     for (const auto position : chain.saved) saved.push_back(every[position]);
+    for (const auto &pass : chain.restore) found |= fails(pass, saved);
+    saved.insert(saved.begin(), 0);
     return found || fails(chain.backward, saved);
 }
 
@@ -162,6 +165,20 @@ variable_list again(const Chain &chain, const Tensor &delta, const variable_list
     return found;
 }
 
+/* Replace the first saved tensor by one that a pass computes, with the graph of the first input of this node. */
+void restore(const Pass &pass, variable_list &saved, int device) {
+    {
+        at::AutoDispatchBelowADInplaceOrView guard;
+        const c10::DeviceGuard on_device(saved[0].device());
+        auto own = taken(pass, saved);
+        add_buffers(pass, own);
+        launch(pass, own, device);
+        saved[0] = own[pass.takes.size()];
+    }
+    if (at::GradMode::is_enabled())
+        torch::autograd::impl::set_gradient_edge(saved[0], torch::autograd::get_current_node()->next_edge(0));
+}
+
 struct Site : torch::autograd::Function<Site> {
     static variable_list forward(AutogradContext *ctx, at::TensorList inputs, const ChainPtr &chain) {
         at::AutoDispatchBelowADInplaceOrView guard;
@@ -188,6 +205,7 @@ struct Site : torch::autograd::Function<Site> {
         variable_list found(chain.dtypes.size() + 1);
         if (!upstream[0].defined()) return found;
         auto saved = ctx->get_saved_variables();
+        for (const auto &pass : chain.restore) restore(pass, saved, chain.device);
         if (at::GradMode::is_enabled()) {
             auto given = again(chain, upstream[0], saved);
             std::move(given.begin(), given.end(), found.begin());
@@ -264,19 +282,20 @@ template <typename Held> PyObject *capsule(c10::intrusive_ptr<Held> held) {
     });
 }
 
-/* make(inputs, forward, backward, x, statistics, saved, gradients, again): return a chain for inputs like these. */
+/* make(inputs, forward, restore, backward, x, statistics, saved, gradients, again): return a chain for inputs like these. */
 PyObject *make(PyObject *, PyObject *arguments) {
     HANDLE_TH_ERRORS
-    PyObject *inputs, *forward, *backward, *saved, *gradients, *again;
+    PyObject *inputs, *forward, *restore, *backward, *saved, *gradients, *again;
     long long x, statistics;
-    if (!PyArg_ParseTuple(arguments, "OOOLLOOO", &inputs, &forward, &backward, &x, &statistics, &saved, &gradients,
-                          &again))
+    if (!PyArg_ParseTuple(arguments, "OOOOLLOOO", &inputs, &forward, &restore, &backward, &x, &statistics, &saved,
+                          &gradients, &again))
         return nullptr;
     auto chain = c10::make_intrusive<Chain>();
     const auto given = list<Tensor>(inputs, tensor);
     for (const auto &one : given) chain->dtypes.push_back(one.scalar_type());
     chain->device = static_cast<int>(given.at(0).get_device());
     chain->forward = list<Pass>(forward, pass);
+    chain->restore = list<Pass>(restore, pass);
     chain->backward = pass(backward);
     chain->x = x, chain->statistics = statistics;
     chain->saved = numbers(saved);
@@ -303,6 +322,8 @@ PyObject *apply(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
         if (one.scalar_type() != chain->dtypes[i - 1] || one.get_device() != chain->device || one._is_zerotensor() ||
             one.is_neg() || one._fw_grad(0).defined() || (chain->aligned[i - 1] && address(one) % 16))
             Py_RETURN_NONE;
+        /* The others must not become inputs of the node. */
+        if (inputs.size() > chain->gradients.size() && one.requires_grad()) inputs.back() = one.detach();
     }
     if (!inputs[0].is_non_overlapping_and_dense()) Py_RETURN_NONE;
     const auto found = Site::apply(at::TensorList(inputs), chain);

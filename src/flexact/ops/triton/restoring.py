@@ -1,0 +1,181 @@
+"""Sites directly after a batch norm, which compute their input h again in the backward instead of saving it.
+
+The batch norm saves its input y, the mean and 1/√(variance + ε) anyway. A site keeps y and a copy of four numbers per
+channel. h is rounded to its dtype again, so it equals that of the forward except where the order of the arithmetic
+changes the rounding. This serves half precision only: in float32 all last bits could change.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from flexact.ops.fallback import run
+from flexact.ops.operators import is_traced
+from flexact.ops.triton.launch import Launch
+from flexact.ops.triton.passes import Pass
+from flexact.ops.triton.tiles import FLAT, STAGES, Tiles, by_channel, columns, load, places, store
+
+_NODES = ("NativeBatchNormBackward0", "CudnnBatchNormBackward0")
+_DTYPES = (torch.bfloat16, torch.float16)
+_COPY_BLOCK = 1024
+
+_top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+"""Returns the default hooks of saved tensors. torch has it since 2.8; without it, sites save h."""
+
+
+class Source(NamedTuple):
+    """What h = (y − mean)·rstd·weight + bias is computed from."""
+
+    y: Tensor
+    mean: Tensor
+    rstd: Tensor
+    weight: Tensor
+    bias: Tensor
+
+
+def source_of(h: Tensor) -> Source | None:
+    """Return what the node of a batch norm saved to compute h; None if h must be saved.
+
+    The batch norm must be torch's own, affine and in training, and neither h nor y may have been written to since.
+    """
+    if h.dtype not in _DTYPES or not _may_be_replaced(h):
+        return None
+    node: Any = h.grad_fn
+    if type(node).__name__ not in _NODES or h._version or not node._saved_training or _has_hooks(node):
+        return None
+    try:
+        source = Source(node._saved_input, node._saved_result1, node._saved_result2, node._saved_weight, _bias(node))
+    except RuntimeError:  # y was written to, or the graph was freed
+        return None
+    return source if _is_supported(h, *source) else None
+
+
+def _may_be_replaced(h: Tensor) -> bool:
+    """Return whether an autograd node will save h as it is. Hooks, as those of activation checkpointing, expect h."""
+    return not is_traced(h) and torch.is_grad_enabled() and _top_hooks is not None and _top_hooks(False) is None
+
+
+def _has_hooks(node: Any) -> bool:
+    """Return whether hooks, as those of activation checkpointing, replaced what a batch norm saved.
+
+    Reading a tensor would call them. Until torch 2.12, only `register_hooks` finds out: it raises if there are hooks.
+    The running mean gets a pair that does nothing, because a backward in training does not use it.
+    """
+    try:
+        node._raw_saved_running_mean.register_hooks(_unchanged, _unchanged)
+    except RuntimeError:  # also if it has no running mean, or the graph was freed
+        return True
+    return False
+
+
+def _unchanged(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _bias(node: Any) -> Any:
+    """Return the bias of a batch norm if it is a parameter that is trained. A node does not save it."""
+    accumulate, _ = node.next_functions[2]
+    return accumulate.variable if type(accumulate).__name__ == "AccumulateGrad" else None
+
+
+def _is_supported(h: Tensor, y: Tensor, mean: Any, rstd: Any, weight: Any, bias: Any) -> bool:
+    """Return whether the kernels below support these tensors."""
+    return (
+        weight is not None
+        and bias is not None
+        and mean.dtype == rstd.dtype == torch.float32
+        and y.dtype == h.dtype
+        and y.shape == h.shape
+        and y.stride() == h.stride()
+        and (y.is_contiguous() or (y.dim() == 4 and y.is_contiguous(memory_format=torch.channels_last)))
+        and weight.is_contiguous()
+        and bias.is_contiguous()
+        and type(y) is Tensor
+        and y.numel() > 0
+    )
+
+
+def passes(y: Tensor) -> tuple[Pass, Pass]:
+    """Return the pass from the mean, 1/√(variance + ε), the weight and the bias to one tensor that holds a copy of
+    them, (4, channels), and the pass from y and that tensor to h.
+
+    A copy is kept because an optimizer may change the bias, which batch norm does not save, before the backward, and
+    because the memory of sharded parameters is freed between the passes.
+    """
+    return by_channel(y, 1, FLAT).plan(_plan, y.dtype)
+
+
+def _plan(tiles: Tiles, dtype: torch.dtype) -> tuple[Pass, Pass]:
+    channels = tiles.channels
+    copying = Launch(_copy, (triton.cdiv(channels, _COPY_BLOCK),), (channels,), (_COPY_BLOCK,))
+    restoring = Launch(_restore, tiles.grid, tiles.sizes, tiles.constants)
+    copying.prepares(restoring, lambda *dtypes: (dtype, dtypes[-1], dtype))
+    copy, restore = Pass(4), Pass(2)
+    copied, h = copy.floats(4, channels), restore.like(0)
+    copy.launch(copying, range(5))
+    restore.launch(restoring, range(3))
+    copy.outputs, restore.outputs = (copied,), (h,)
+    return copy, restore
+
+
+class _Packed(NamedTuple):
+    """Stands for h in the node of a site."""
+
+    y: Tensor
+    version: int
+    copied: Tensor
+
+    def restored(self) -> Tensor:
+        """Return h."""
+        if self.y._version != self.version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: the "
+                f"input of a batch norm, {self.y.dtype} {list(self.y.shape)}, is at version {self.y._version}; "
+                f"expected version {self.version} instead."
+            )
+        return run(lambda y: passes(y)[1].run(y, self.copied)[0], self._restored_by_torch, self.y)
+
+    def _restored_by_torch(self, y: Tensor) -> Tensor:
+        per_channel = (1, -1, *[1] * (y.dim() - 2))
+        mean, rstd, weight, bias = [one.view(per_channel) for one in self.copied]
+        return (weight * (y.float() - mean) * rstd + bias).to(y.dtype)
+
+
+def replace_saved(x: Tensor, source: Source) -> None:
+    """Let the autograd function that returned x keep the source of its first saved tensor, h, instead of h."""
+    y = source.y.detach()
+    copied = run(lambda y: passes(y)[0].run(*source[1:])[0], lambda y: torch.stack([s.float() for s in source[1:]]), y)
+    packed = _Packed(y, y._version, copied.detach())
+    x.grad_fn._raw_saved_tensors[0].register_hooks(lambda _: packed, _Packed.restored)  # type: ignore[union-attr]
+
+
+@triton.jit(do_not_specialize_on_alignment=["mean_ptr", "rstd_ptr", "weight_ptr", "bias_ptr"])
+def _copy(mean_ptr, rstd_ptr, weight_ptr, bias_ptr, copied_ptr, channels, BLOCK: tl.constexpr):
+    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = channel < channels
+    tl.store(copied_ptr + channel, tl.load(mean_ptr + channel, inside), inside)
+    tl.store(copied_ptr + channels + channel, tl.load(rstd_ptr + channel, inside), inside)
+    tl.store(copied_ptr + 2 * channels + channel, tl.load(weight_ptr + channel, inside).to(tl.float32), inside)
+    tl.store(copied_ptr + 3 * channels + channel, tl.load(bias_ptr + channel, inside).to(tl.float32), inside)
+
+
+@triton.jit(do_not_specialize=["outer"])
+def _restore(
+    y_ptr, copied_ptr, h_ptr, numel, outer, channels, inner,
+    LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Store h, in the order of arithmetic of torch's own kernels for GPUs."""
+    channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
+    mean = tl.load(copied_ptr + channel, inside, other=0.0)[None, :]
+    rstd = tl.load(copied_ptr + channels + channel, inside, other=0.0)[None, :]
+    weight = tl.load(copied_ptr + 2 * channels + channel, inside, other=0.0)[None, :]
+    bias = tl.load(copied_ptr + 3 * channels + channel, inside, other=0.0)[None, :]
+    for row_tile in tl.range(tl.program_id(1), tl.cdiv(outer, BLOCK_A), tl.num_programs(1), num_stages=STAGES):
+        offset, mask = places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A)
+        y = load(y_ptr, offset, mask, EVEN)
+        store(h_ptr, offset, weight * (y - mean) * rstd + bias, mask, EVEN)
