@@ -6,6 +6,7 @@ The oracles are torch's modules in float64, and the same site with its input sav
 from __future__ import annotations
 
 import copy
+import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +22,7 @@ import interpreted_extension
 from flexact import FlexAct, FlexConfig, Policy
 from flexact.ops import dispatch, reference
 from flexact.ops.dispatch import CannotBuild
-from flexact.ops.triton import restoring
+from flexact.ops.triton import extension, restoring
 from flexact.ops.triton.launch import Launches
 from flexact.studies.cifar_resnets import BLOCKS, ResNet
 
@@ -39,8 +40,12 @@ pytestmark = pytest.mark.usefixtures("triton_kernels")
 @pytest.fixture(params=["python", "extension"])
 def _runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs a test with the functions in Python, and in the extension."""
-    if request.param == "extension":
+    if request.param == "python":
+        monkeypatch.setattr(extension, "ready", lambda: None)
+    elif not torch.cuda.is_available():
         interpreted_extension.use(monkeypatch)
+    else:
+        extension.wait()
 
 
 both_runners = pytest.mark.usefixtures("_runner")
@@ -49,7 +54,7 @@ both_runners = pytest.mark.usefixtures("_runner")
 @pytest.fixture
 def saving(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Returns a function that lets all sites save their inputs from now on."""
-    return lambda: monkeypatch.setattr(restoring, "source_of", lambda h: None)
+    return lambda: monkeypatch.setattr(restoring, "source_of", lambda *_: None)
 
 
 class Pair(nn.Module):
@@ -63,19 +68,30 @@ class Pair(nn.Module):
         for parameter in self.parameters():
             nn.init.uniform_(parameter, 0.5, 1.5)
 
+    def normal(self) -> Tensor:
+        h: Tensor = self.norm(image())
+        return h
+
     def forward(self, y: Tensor) -> Tensor:
         x: Tensor = self.site(self.norm(y))
         return x
 
 
-def image(shape: str = "contiguous", dtype: torch.dtype = torch.bfloat16) -> Tensor:
+def image(
+    shape: str = "contiguous", dtype: torch.dtype = torch.float16, device: torch.device = torch.device("cpu")
+) -> Tensor:
     y = 3 + 2 * torch.randn(4, 3, 5, 6, generator=torch.Generator().manual_seed(1))
-    return SHAPES[shape](y).to(dtype).requires_grad_()
+    return SHAPES[shape](y).to(device, dtype).requires_grad_()
+
+
+def skip_if_truncated(device: torch.device, dtype: torch.dtype) -> None:
+    if device.type == "cpu" and dtype == torch.bfloat16:
+        pytest.skip("Triton's interpreter truncates to bfloat16, where a GPU rounds")
 
 
 def gradients(x: Tensor, y: Tensor, pair: nn.Module, **options: Any) -> list[Tensor]:
     """Returns the gradients with respect to y and the parameters, for a δ that differs everywhere."""
-    delta = torch.linspace(-1, 1, x.numel()).view(x.shape).to(x.dtype)
+    delta = torch.linspace(-1, 1, x.numel(), device=x.device).view(x.shape).to(x.dtype)
     return list(torch.autograd.grad(x, [y, *pair.parameters()], delta, **options))
 
 
@@ -87,10 +103,13 @@ def error(ours: Tensor, exact: Tensor) -> float:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_gradients_are_those_of_float64_and_of_a_saved_input(
-    shape: str, dtype: torch.dtype, saving: Callable[[], None]
+    shape: str, dtype: torch.dtype, device: torch.device, saving: Callable[[], None]
 ) -> None:
-    y = image(shape, dtype)
-    pair = Pair(y.dim())
+    skip_if_truncated(device, dtype)
+    y = image(shape, dtype, device)
+    pair = Pair(y.dim()).to(device)
+    assert restoring.source_of(pair.norm(y)) is not None
+    pair(y)  # on a GPU, the first call launches the kernels from Python
     x = pair(y)
     found = gradients(x, y, pair)
 
@@ -103,7 +122,7 @@ def test_the_gradients_are_those_of_float64_and_of_a_saved_input(
     logits = pair.site.logits.detach().double().view(1, -1).requires_grad_()
     alive, tau = torch.ones_like(logits, dtype=torch.bool), float(pair.site.temperature)
     exact_x = reference.routed_activation(norm(exact_y), logits, torch.zeros_like(logits), tau, NAMES, alive)
-    delta = torch.linspace(-1, 1, x.numel()).view(x.shape).to(dtype).double()
+    delta = torch.linspace(-1, 1, x.numel(), device=x.device).view(x.shape).to(dtype).double()
     exact = torch.autograd.grad(exact_x, [exact_y, norm.weight, norm.bias, logits], delta)
     for one, other, expected in zip(found, saved, exact, strict=True):
         own, others = error(one.view_as(expected), expected), error(other.view_as(expected), expected)
@@ -111,17 +130,19 @@ def test_the_gradients_are_those_of_float64_and_of_a_saved_input(
         assert own < 1.1 * others + 1e-4
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_input_is_computed_as_by_the_batch_norm(shape: str) -> None:
-    y = image(shape)
-    h = Pair(y.dim()).norm(y)
+def test_the_input_is_computed_as_by_the_batch_norm(shape: str, dtype: torch.dtype, device: torch.device) -> None:
+    skip_if_truncated(device, dtype)
+    y = image(shape, dtype, device)
+    h = Pair(y.dim()).to(device).norm(y)
     source = restoring.source_of(h)
     assert source is not None
     copy_pass, restore = restoring.passes(y)
     (found,) = restore.run(y, *copy_pass.run(*source[1:]))
     assert found.stride() == h.stride()
     assert float((found == h).float().mean()) > 0.99
-    torch.testing.assert_close(found, h, rtol=2**-7, atol=2**-8)  # a unit in the last place
+    torch.testing.assert_close(found, h, rtol=torch.finfo(dtype).eps, atol=1e-6)  # a unit in the last place
 
 
 @both_runners
@@ -185,7 +206,7 @@ def test_a_second_derivative_is_that_of_a_saved_input(saving: Callable[[], None]
     pair = Pair()
 
     def second() -> list[Tensor]:
-        y = image(dtype=torch.float16)
+        y = image()
         h = pair.norm(y)
         x = pair.site(h)
         (slope,) = torch.autograd.grad(x.float().sin().sum(), h, create_graph=True)
@@ -269,9 +290,13 @@ def of_a_freed_graph(pair: Pair) -> Tensor:
         without_parameters, of_a_strided_layout, of_a_freed_graph,
     ],
 )  # fmt: skip
+@both_runners
 def test_unusual_inputs_are_saved(unusual: Callable[[Pair], Tensor]) -> None:
-    assert restoring.source_of(Pair().norm(image())) is not None
-    assert restoring.source_of(unusual(Pair())) is None
+    for find in (Pair.normal, unusual):
+        pair = Pair()
+        h = find(pair)
+        source = restoring.source_of(h, extension.ready())
+        assert (source is None) == (find is unusual)
 
 
 def test_a_site_without_gradients_needs_no_source() -> None:
@@ -340,12 +365,13 @@ def test_without_a_kernel_torch_computes_the_input(monkeypatch: pytest.MonkeyPat
     dispatch._broken.clear()
 
 
-def kept_bytes(network: nn.Module, monkeypatch: pytest.MonkeyPatch) -> int:
+def kept_bytes(network: nn.Module) -> int:
     """Returns how many bytes a forward in bfloat16 leaves allocated."""
-    y = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
+    y = torch.randn(8, 3, 16, 16).to(memory_format=torch.channels_last)
     network = network.to(memory_format=torch.channels_last)
     with torch.autocast("cpu", torch.bfloat16):
         network(y).sum().backward()  # the first call allocates what stays
+        gc.collect()
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
             out = network(y)
     assert out.requires_grad
@@ -354,19 +380,22 @@ def kept_bytes(network: nn.Module, monkeypatch: pytest.MonkeyPatch) -> int:
 
 @both_runners
 @pytest.mark.parametrize("name", BLOCKS)
-def test_a_resnet_keeps_five_tensors_where_relu_keeps_four(
+def test_a_resnet_saves_less_than_the_sum_of_its_inputs_and_outputs(
     name: str, saving: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the two sites of a block, one follows a batch norm, and the other an addition."""
-    # The kernels are not run: what is allocated does not depend on values.
-    monkeypatch.setattr(Launches, "__call__", lambda self, *tensors: None)
+    """A block with ReLU saves the inputs of two convolutions and of two batch norms. Of its two sites one follows a
+    batch norm, and the other an addition, after which only a fused site saves nothing more."""
+    # No kernel runs, because what is allocated does not depend on values.
+    monkeypatch.setattr(Launches, "__call__", lambda *_: None)
+    monkeypatch.setattr(interpreted_extension.Kernels, "launch", lambda *_: None)
 
     def routed(fuse: bool) -> int:
-        network = ResNet(BLOCKS[name], width=8)
-        return kept_bytes(flexact.convert(network, where="layer*", fuse=fuse), monkeypatch)
+        return kept_bytes(flexact.convert(ResNet(BLOCKS[name], width=16), where="layer*", fuse=fuse))
 
-    plain = kept_bytes(ResNet(BLOCKS[name], width=8), monkeypatch)
+    relu = kept_bytes(ResNet(BLOCKS[name], width=16))
     default, fused = routed(False), routed(True)
     saving()
     before = routed(False)
-    print(name, plain, default / plain, before / plain, fused / plain)
+    assert fused < 1.02 * relu
+    assert 1.3 * relu < before < 1.5 * relu
+    assert default - relu < 0.55 * (before - relu)

@@ -9,6 +9,8 @@
 #include <c10/core/DeviceGuard.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/generated/Functions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/object_ptr.h>
 
@@ -334,6 +336,42 @@ PyObject *apply(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
     END_HANDLE_TH_ERRORS
 }
 
+/* Return what a batch norm in training saved to compute its output h, and its bias, in the order of `restoring.Source`;
+   nothing if the node of h is another one. */
+template <typename Norm> variable_list saved_by(const Tensor &h) {
+    const auto *norm = dynamic_cast<const Norm *>(h.grad_fn().get());
+    if (!norm || !norm->training || norm->input_.has_hooks()) return {};
+    const auto *bias = dynamic_cast<const torch::autograd::AccumulateGrad *>(norm->next_edge(2).function.get());
+    if (!bias) return {};
+    try {
+        return {norm->input_.unpack(), norm->result1_.unpack(h.grad_fn()), norm->result2_.unpack(h.grad_fn()),
+                norm->weight_.unpack(), bias->variable};
+    } catch (const std::exception &) { /* y was written to, or the graph was freed */
+        return {};
+    }
+}
+
+/* source_of(h): the same as `restoring.source_of`, as a tuple. */
+PyObject *source_of(PyObject *, PyObject *item) {
+    HANDLE_TH_ERRORS
+    const Tensor h = tensor(item);
+    if (h._version() || !h.grad_fn()) Py_RETURN_NONE;
+    auto found = saved_by<torch::autograd::generated::NativeBatchNormBackward0>(h);
+    if (found.empty()) found = saved_by<torch::autograd::generated::CudnnBatchNormBackward0>(h);
+    if (found.empty() || !found[3].defined()) Py_RETURN_NONE;
+    const auto &y = found[0];
+    const bool is_supported = found[1].scalar_type() == at::kFloat && found[2].scalar_type() == at::kFloat &&
+                              y.scalar_type() == h.scalar_type() && y.sizes() == h.sizes() &&
+                              y.strides() == h.strides() &&
+                              (y.is_contiguous() || y.is_contiguous(at::MemoryFormat::ChannelsLast)) &&
+                              found[3].is_contiguous() && found[4].is_contiguous() && y.numel();
+    if (!is_supported) Py_RETURN_NONE;
+    PyObject *source = PyTuple_New(found.size());
+    for (size_t i = 0; i < found.size(); i++) PyTuple_SET_ITEM(source, i, THPVariable_Wrap(found[i]));
+    return source;
+    END_HANDLE_TH_ERRORS
+}
+
 /* make_joined(pass, outputs): return a pass for `run_joined`. */
 PyObject *make_joined(PyObject *, PyObject *arguments) {
     HANDLE_TH_ERRORS
@@ -383,6 +421,7 @@ PyObject *connect(PyObject *, PyObject *arguments) {
 PyMethodDef methods[] = {
     {"make", make, METH_VARARGS, nullptr},
     {"apply", reinterpret_cast<PyCFunction>(reinterpret_cast<void *>(apply)), METH_FASTCALL, nullptr},
+    {"source_of", source_of, METH_O, nullptr},
     {"make_joined", make_joined, METH_VARARGS, nullptr},
     {"run_joined", run_joined, METH_VARARGS, nullptr},
     {"connect", connect, METH_VARARGS, nullptr},

@@ -32,8 +32,9 @@ _needs_python: set[Hashable] = set()
 
 def routed(h: Tensor, logits: Tensor, blending: Blending) -> tuple[Tensor, Tensor]:
     """Return the routed activation of h and its statistics."""
-    source = restoring.source_of(h)
-    found = _routed(h, logits, blending, source)
+    module = _extension(h, blending)
+    source = restoring.source_of(h, module)
+    found = None if module is None else _routed(module, h, logits, blending, source)
     if found is None:
         found = autograd.routed(h, logits, blending)
         if source is not None:
@@ -41,10 +42,11 @@ def routed(h: Tensor, logits: Tensor, blending: Blending) -> tuple[Tensor, Tenso
     return found
 
 
-def _routed(h: Tensor, logits: Tensor, blending: Blending, source: Source | None) -> tuple[Tensor, Tensor] | None:
+def _routed(
+    module: Any, h: Tensor, logits: Tensor, blending: Blending, source: Source | None
+) -> tuple[Tensor, Tensor] | None:
     """Return the result of `routed` from the extension; None if it does not run."""
-    module = _extension(h, blending)
-    if module is None or not (h.requires_grad or logits.requires_grad):
+    if not (h.requires_grad or logits.requires_grad):
         return None
     _, p, temperature, keys, alive, channel_dim, statistics = blending
     layout = h.numel() if p.shape[0] == 1 else (h.shape, h.stride(), channel_dim)
