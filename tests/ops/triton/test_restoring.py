@@ -77,9 +77,7 @@ class Pair(nn.Module):
         return x
 
 
-def image(
-    shape: str = "contiguous", dtype: torch.dtype = torch.float16, device: torch.device = torch.device("cpu")
-) -> Tensor:
+def image(shape: str = "contiguous", dtype: torch.dtype = torch.float16, device: torch.device | None = None) -> Tensor:
     y = 3 + 2 * torch.randn(4, 3, 5, 6, generator=torch.Generator().manual_seed(1))
     return SHAPES[shape](y).to(device, dtype).requires_grad_()
 
@@ -155,6 +153,21 @@ def test_the_input_is_freed_after_the_forward() -> None:
         del h
         assert alive() is None, number
         x.sum().backward()
+
+
+@both_runners
+def test_sites_with_the_same_input_need_not_save_it() -> None:
+    pair, y = Pair(), image()
+    for _ in range(2):
+        h = pair.norm(y)
+        x = pair.site(h) + pair.site(h)
+        alive = weakref.ref(h)
+        del h
+        assert alive() is None
+        found = gradients(x, y, pair)
+        x = pair(y)
+    for one, other in zip(found, gradients(x, y, pair), strict=True):
+        assert error(one, 2 * other) < 2e-3
 
 
 @both_runners
@@ -271,6 +284,10 @@ def with_a_frozen_bias(pair: Pair) -> Tensor:
 
 def without_parameters(pair: Pair) -> Tensor:
     return nn.BatchNorm2d(3, affine=False)(image())
+
+
+def without_running_statistics(pair: Pair) -> Tensor:
+    return Pair(track_running_stats=False).norm(image())
 
 
 def of_a_strided_layout(pair: Pair) -> Tensor:

@@ -344,6 +344,7 @@ template <typename Norm> variable_list saved_by(const Tensor &h) {
     const auto *bias = dynamic_cast<const torch::autograd::AccumulateGrad *>(norm->next_edge(2).function.get());
     if (!bias) return {};
     try {
+        if (!norm->running_mean_.unpack().defined()) return {}; /* as in Python */
         return {norm->input_.unpack(), norm->result1_.unpack(h.grad_fn()), norm->result2_.unpack(h.grad_fn()),
                 norm->weight_.unpack(), bias->variable};
     } catch (const std::exception &) { /* y was written to, or the graph was freed */

@@ -11,18 +11,19 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from flexact.ops.fallback import run
 from flexact.ops.operators import is_traced
+from flexact.ops.triton import restoring_kernels
 from flexact.ops.triton.launch import Launch
 from flexact.ops.triton.passes import Pass
-from flexact.ops.triton.tiles import FLAT, STAGES, Tiles, by_channel, columns, load, places, store
+from flexact.ops.triton.tiles import FLAT, Tiles, by_channel
 
 _NODES = ("NativeBatchNormBackward0", "CudnnBatchNormBackward0")
 _DTYPES = (torch.bfloat16, torch.float16)
 _COPY_BLOCK = 1024
+_WITHOUT_HOOKS = "flexact: without hooks"
 
 _top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 """Returns the default hooks of saved tensors. torch has it since 2.8; without it, sites save h."""
@@ -41,7 +42,8 @@ class Source(NamedTuple):
 def source_of(h: Tensor, extension: Any = None) -> Source | None:
     """Return what the node of a batch norm saved to compute h; None if h must be saved.
 
-    The batch norm must be torch's own, affine and in training, and neither h nor y may have been written to since.
+    The batch norm must be torch's own, be in training, have parameters and running statistics, and neither h nor y may
+    have been written to since.
     extension: the extension, which finds the same in less time, if it will run the site.
     """
     if h.dtype not in _DTYPES or _top_hooks is None or _top_hooks(False) is not None:
@@ -64,13 +66,16 @@ def source_of(h: Tensor, extension: Any = None) -> Source | None:
 def _has_hooks(node: Any) -> bool:
     """Return whether hooks, as those of activation checkpointing, replaced what a batch norm saved.
 
-    Reading a tensor would call them. Until torch 2.12, only `register_hooks` finds out: it raises if there are hooks.
-    The running mean gets a pair that does nothing, because a backward in training does not use it.
+    Reading a tensor would call them. In torch 2.11, only `register_hooks` tells: it raises if there are hooks. The
+    running mean gets a pair that does nothing, because a backward in training does not use it.
     """
+    if node.metadata.get(_WITHOUT_HOOKS):  # an earlier call with the same input
+        return False
     try:
         node._raw_saved_running_mean.register_hooks(_unchanged, _unchanged)
     except RuntimeError:  # also if it has no running mean, or the graph was freed
         return True
+    node.metadata[_WITHOUT_HOOKS] = True
     return False
 
 
@@ -112,8 +117,8 @@ def passes(y: Tensor) -> tuple[Pass, Pass]:
 
 def _plan(tiles: Tiles, dtype: torch.dtype) -> tuple[Pass, Pass]:
     channels = tiles.channels
-    copying = Launch(_copy, (triton.cdiv(channels, _COPY_BLOCK),), (channels,), (_COPY_BLOCK,))
-    restoring = Launch(_restore, tiles.grid, tiles.sizes, tiles.constants)
+    copying = Launch(restoring_kernels.copy, (triton.cdiv(channels, _COPY_BLOCK),), (channels,), (_COPY_BLOCK,))
+    restoring = Launch(restoring_kernels.restore, tiles.grid, tiles.sizes, tiles.constants)
     copying.prepares(restoring, lambda *dtypes: (dtype, dtypes[-1], dtype))
     copy, restore = Pass(4), Pass(2)
     copied, h = copy.floats(4, channels), restore.like(0)
@@ -152,30 +157,3 @@ def replace_saved(x: Tensor, source: Source) -> None:
     copied = run(lambda y: passes(y)[0].run(*source[1:])[0], lambda y: torch.stack([s.float() for s in source[1:]]), y)
     packed = _Packed(y, y._version, copied.detach())
     x.grad_fn._raw_saved_tensors[0].register_hooks(lambda _: packed, _Packed.restored)  # type: ignore[union-attr]
-
-
-@triton.jit(do_not_specialize_on_alignment=["mean_ptr", "rstd_ptr", "weight_ptr", "bias_ptr"])
-def _copy(mean_ptr, rstd_ptr, weight_ptr, bias_ptr, copied_ptr, channels, BLOCK: tl.constexpr):
-    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = channel < channels
-    tl.store(copied_ptr + channel, tl.load(mean_ptr + channel, inside), inside)
-    tl.store(copied_ptr + channels + channel, tl.load(rstd_ptr + channel, inside), inside)
-    tl.store(copied_ptr + 2 * channels + channel, tl.load(weight_ptr + channel, inside).to(tl.float32), inside)
-    tl.store(copied_ptr + 3 * channels + channel, tl.load(bias_ptr + channel, inside).to(tl.float32), inside)
-
-
-@triton.jit(do_not_specialize=["outer"])
-def _restore(
-    y_ptr, copied_ptr, h_ptr, numel, outer, channels, inner,
-    LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
-):  # fmt: skip
-    """Store h, in the order of arithmetic of torch's own kernels for GPUs."""
-    channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
-    mean = tl.load(copied_ptr + channel, inside, other=0.0)[None, :]
-    rstd = tl.load(copied_ptr + channels + channel, inside, other=0.0)[None, :]
-    weight = tl.load(copied_ptr + 2 * channels + channel, inside, other=0.0)[None, :]
-    bias = tl.load(copied_ptr + 3 * channels + channel, inside, other=0.0)[None, :]
-    for row_tile in tl.range(tl.program_id(1), tl.cdiv(outer, BLOCK_A), tl.num_programs(1), num_stages=STAGES):
-        offset, mask = places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A)
-        y = load(y_ptr, offset, mask, EVEN)
-        store(h_ptr, offset, weight * (y - mean) * rstd + bias, mask, EVEN)
