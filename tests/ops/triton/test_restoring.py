@@ -143,6 +143,16 @@ def test_the_input_is_computed_as_by_the_batch_norm(shape: str, dtype: torch.dty
     torch.testing.assert_close(found, h, rtol=torch.finfo(dtype).eps, atol=1e-6)  # a unit in the last place
 
 
+def test_the_extension_computes_the_same_as_the_functions_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, y = Pair(), image("channels last")
+    expected = gradients(pair(y), y, pair)
+    interpreted_extension.use(monkeypatch)
+    found = gradients(pair(y), y, pair)
+    assert interpreted_extension.Kernels.launched > 0
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
 @both_runners
 def test_the_input_is_freed_after_the_forward() -> None:
     pair = Pair()

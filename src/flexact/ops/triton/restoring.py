@@ -143,17 +143,25 @@ class _Packed(NamedTuple):
                 f"input of a batch norm, {self.y.dtype} {list(self.y.shape)}, is at version {self.y._version}; "
                 f"expected version {self.version} instead."
             )
-        return run(lambda y: passes(y)[1].run(y, self.copied)[0], self._restored_by_torch, self.y)
+        return run(self._by_kernel, self._by_torch, self.y)
 
-    def _restored_by_torch(self, y: Tensor) -> Tensor:
+    def _by_kernel(self, y: Tensor) -> Tensor:
+        _, restore = passes(y)
+        (h,) = restore.run(y, self.copied)
+        return h
+
+    def _by_torch(self, y: Tensor) -> Tensor:
         per_channel = (1, -1, *[1] * (y.dim() - 2))
         mean, rstd, weight, bias = [one.view(per_channel) for one in self.copied]
-        return (weight * (y.float() - mean) * rstd + bias).to(y.dtype)
+        h: Tensor = weight * (y.float() - mean) * rstd + bias
+        return h.to(y.dtype)
 
 
 def replace_saved(x: Tensor, source: Source) -> None:
     """Let the autograd function that returned x keep the source of its first saved tensor, h, instead of h."""
-    y = source.y.detach()
-    copied = run(lambda y: passes(y)[0].run(*source[1:])[0], lambda y: torch.stack([s.float() for s in source[1:]]), y)
-    packed = _Packed(y, y._version, copied.detach())
+    y, *per_channel = [tensor.detach() for tensor in source]
+    copied = run(
+        lambda y: passes(y)[0].run(*per_channel)[0], lambda _: torch.stack([s.float() for s in per_channel]), y
+    )
+    packed = _Packed(y, y._version, copied)
     x.grad_fn._raw_saved_tensors[0].register_hooks(lambda _: packed, _Packed.restored)  # type: ignore[union-attr]
