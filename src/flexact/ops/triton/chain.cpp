@@ -9,6 +9,8 @@
 #include <c10/core/DeviceGuard.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/generated/Functions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/object_ptr.h>
 
@@ -79,6 +81,7 @@ struct Chain : torch::CustomClassHolder {
     std::vector<bool> aligned;          /* whether the address of an input must be a multiple of 16 */
     int device;
     std::vector<Pass> forward;
+    std::vector<Pass> restore; /* at most one, from saved tensors to one that takes the place of the first of them */
     Pass backward; /* its inputs are the gradient of x and the saved tensors */
     int64_t x, statistics;
     std::vector<int64_t> saved;
@@ -130,8 +133,10 @@ bool must_be_aligned(const Chain &chain, size_t input) {
         found |= fails(pass, every);
         every.resize(every.size() + pass.buffers.size());
     }
-    std::vector<uint64_t> saved(1);
+    std::vector<uint64_t> saved;
     for (const auto position : chain.saved) saved.push_back(every[position]);
+    for (const auto &pass : chain.restore) found |= fails(pass, saved);
+    saved.insert(saved.begin(), 0);
     return found || fails(chain.backward, saved);
 }
 
@@ -162,6 +167,20 @@ variable_list again(const Chain &chain, const Tensor &delta, const variable_list
     return found;
 }
 
+/* Replace the first saved tensor by one that a pass computes, with the graph of the first input of this node. */
+void restore(const Pass &pass, variable_list &saved, int device) {
+    {
+        at::AutoDispatchBelowADInplaceOrView guard;
+        const c10::DeviceGuard on_device(saved[0].device());
+        auto own = taken(pass, saved);
+        add_buffers(pass, own);
+        launch(pass, own, device);
+        saved[0] = own[pass.takes.size()];
+    }
+    if (at::GradMode::is_enabled())
+        torch::autograd::impl::set_gradient_edge(saved[0], torch::autograd::get_current_node()->next_edge(0));
+}
+
 struct Site : torch::autograd::Function<Site> {
     static variable_list forward(AutogradContext *ctx, at::TensorList inputs, const ChainPtr &chain) {
         at::AutoDispatchBelowADInplaceOrView guard;
@@ -188,6 +207,7 @@ struct Site : torch::autograd::Function<Site> {
         variable_list found(chain.dtypes.size() + 1);
         if (!upstream[0].defined()) return found;
         auto saved = ctx->get_saved_variables();
+        for (const auto &pass : chain.restore) restore(pass, saved, chain.device);
         if (at::GradMode::is_enabled()) {
             auto given = again(chain, upstream[0], saved);
             std::move(given.begin(), given.end(), found.begin());
@@ -264,19 +284,20 @@ template <typename Held> PyObject *capsule(c10::intrusive_ptr<Held> held) {
     });
 }
 
-/* make(inputs, forward, backward, x, statistics, saved, gradients, again): return a chain for inputs like these. */
+/* make(inputs, forward, restore, backward, x, statistics, saved, gradients, again): return a chain for inputs like these. */
 PyObject *make(PyObject *, PyObject *arguments) {
     HANDLE_TH_ERRORS
-    PyObject *inputs, *forward, *backward, *saved, *gradients, *again;
+    PyObject *inputs, *forward, *restore, *backward, *saved, *gradients, *again;
     long long x, statistics;
-    if (!PyArg_ParseTuple(arguments, "OOOLLOOO", &inputs, &forward, &backward, &x, &statistics, &saved, &gradients,
-                          &again))
+    if (!PyArg_ParseTuple(arguments, "OOOOLLOOO", &inputs, &forward, &restore, &backward, &x, &statistics, &saved,
+                          &gradients, &again))
         return nullptr;
     auto chain = c10::make_intrusive<Chain>();
     const auto given = list<Tensor>(inputs, tensor);
     for (const auto &one : given) chain->dtypes.push_back(one.scalar_type());
     chain->device = static_cast<int>(given.at(0).get_device());
     chain->forward = list<Pass>(forward, pass);
+    chain->restore = list<Pass>(restore, pass);
     chain->backward = pass(backward);
     chain->x = x, chain->statistics = statistics;
     chain->saved = numbers(saved);
@@ -303,6 +324,8 @@ PyObject *apply(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
         if (one.scalar_type() != chain->dtypes[i - 1] || one.get_device() != chain->device || one._is_zerotensor() ||
             one.is_neg() || one._fw_grad(0).defined() || (chain->aligned[i - 1] && address(one) % 16))
             Py_RETURN_NONE;
+        /* The others must not become inputs of the node. */
+        if (inputs.size() > chain->gradients.size() && one.requires_grad()) inputs.back() = one.detach();
     }
     if (!inputs[0].is_non_overlapping_and_dense()) Py_RETURN_NONE;
     const auto found = Site::apply(at::TensorList(inputs), chain);
@@ -310,6 +333,43 @@ PyObject *apply(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
     PyObject *both = PyTuple_Pack(2, x, statistics);
     Py_DECREF(x), Py_DECREF(statistics);
     return both;
+    END_HANDLE_TH_ERRORS
+}
+
+/* Return what a batch norm in training saved to compute its output h, and its bias, in the order of `restoring.Source`;
+   nothing if the node of h is another one. */
+template <typename Norm> variable_list saved_by(const Tensor &h) {
+    const auto *norm = dynamic_cast<const Norm *>(h.grad_fn().get());
+    if (!norm || !norm->training || norm->input_.has_hooks()) return {};
+    const auto *bias = dynamic_cast<const torch::autograd::AccumulateGrad *>(norm->next_edge(2).function.get());
+    if (!bias) return {};
+    try {
+        if (!norm->running_mean_.unpack().defined()) return {}; /* as in Python */
+        return {norm->input_.unpack(), norm->result1_.unpack(h.grad_fn()), norm->result2_.unpack(h.grad_fn()),
+                norm->weight_.unpack(), bias->variable};
+    } catch (const std::exception &) { /* y was written to, or the graph was freed */
+        return {};
+    }
+}
+
+/* source_of(h): the same as `restoring.source_of`, as a tuple. */
+PyObject *source_of(PyObject *, PyObject *item) {
+    HANDLE_TH_ERRORS
+    const Tensor h = tensor(item);
+    if (h._version() || !h.grad_fn()) Py_RETURN_NONE;
+    auto found = saved_by<torch::autograd::generated::NativeBatchNormBackward0>(h);
+    if (found.empty()) found = saved_by<torch::autograd::generated::CudnnBatchNormBackward0>(h);
+    if (found.empty() || !found[3].defined()) Py_RETURN_NONE;
+    const auto &y = found[0];
+    const bool is_supported = found[1].scalar_type() == at::kFloat && found[2].scalar_type() == at::kFloat &&
+                              y.scalar_type() == h.scalar_type() && y.sizes() == h.sizes() &&
+                              y.strides() == h.strides() &&
+                              (y.is_contiguous() || y.is_contiguous(at::MemoryFormat::ChannelsLast)) &&
+                              found[3].is_contiguous() && found[4].is_contiguous() && y.numel();
+    if (!is_supported) Py_RETURN_NONE;
+    PyObject *source = PyTuple_New(found.size());
+    for (size_t i = 0; i < found.size(); i++) PyTuple_SET_ITEM(source, i, THPVariable_Wrap(found[i]));
+    return source;
     END_HANDLE_TH_ERRORS
 }
 
@@ -362,6 +422,7 @@ PyObject *connect(PyObject *, PyObject *arguments) {
 PyMethodDef methods[] = {
     {"make", make, METH_VARARGS, nullptr},
     {"apply", reinterpret_cast<PyCFunction>(reinterpret_cast<void *>(apply)), METH_FASTCALL, nullptr},
+    {"source_of", source_of, METH_O, nullptr},
     {"make_joined", make_joined, METH_VARARGS, nullptr},
     {"run_joined", run_joined, METH_VARARGS, nullptr},
     {"connect", connect, METH_VARARGS, nullptr},

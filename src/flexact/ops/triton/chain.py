@@ -25,6 +25,7 @@ class Chain:
         self.inputs, self.again = inputs, again
         self._count = inputs
         self._forward: list[tuple[Pass, Sequence[int]]] = []
+        self._restore: tuple[Pass, Sequence[int]] | None = None
         self._native: dict[int, Any] = {}
 
     def add(self, steps: Pass, takes: Sequence[int]) -> list[int]:
@@ -33,6 +34,14 @@ class Chain:
         outputs = [takes[i] if i < steps.inputs else self._count + i - steps.inputs for i in steps.outputs]
         self._count += len(steps.buffers)
         return outputs
+
+    def restore(self, steps: Pass, takes: Sequence[int]) -> None:
+        """Set a pass that the backward runs first. Its output replaces its first input, which must be the first tensor
+        that the backward takes after δ, and has the graph of the first input of the chain.
+
+        takes: the numbers of its inputs.
+        """
+        self._restore = steps, takes
 
     def finish(
         self,
@@ -51,7 +60,8 @@ class Chain:
         also_saved: the numbers of more tensors that `again` needs.
         """
         self._x, self._statistics, self._backward = x, statistics, backward
-        self._saved = tuple(dict.fromkeys([*takes, *also_saved]))
+        restored_from = self._restore[1] if self._restore else ()
+        self._saved = tuple(dict.fromkeys([*takes, *also_saved, *restored_from]))
         self._backward_takes = (0, *[1 + self._saved.index(number) for number in takes])
         self._gradients = tuple([(backward.outputs[output], *part) for output, *part in gradients])
 
@@ -73,13 +83,18 @@ class Chain:
             passes.append((takes, steps.described(device, given)))
             dtypes += steps.dtypes(given)[steps.inputs :]
         saved = [dtypes[number] for number in self._saved]
+        if self._restore is not None:
+            restore, numbers = self._restore
+            from_saved = [self._saved.index(number) for number in numbers]
+            passes.append((from_saved, restore.described(device, [saved[i] for i in from_saved])))
         upstream = [saved[0], *saved]  # δ has the dtype of the first one
         given = [upstream[i] for i in self._backward_takes]
         passes.append((self._backward_takes, self._backward.described(device, given)))
         described = [(tuple(takes), *found) for takes, found in passes if found is not None]
         if len(described) < len(passes):
             return None
+        forward, rest = described[: len(self._forward)], described[len(self._forward) : -1]
         return extension.make(
-            tuple(inputs), tuple(described[:-1]), described[-1], self._x, self._statistics, self._saved,
+            tuple(inputs), tuple(forward), tuple(rest), described[-1], self._x, self._statistics, self._saved,
             self._gradients, self.again,
         )  # fmt: skip

@@ -16,9 +16,10 @@ from torch import Tensor
 from flexact.ops import operators
 from flexact.ops.batch_norm import BatchNorm
 from flexact.ops.blending import Blending
-from flexact.ops.triton import autograd, extension, kernels
+from flexact.ops.triton import autograd, extension, kernels, restoring
 from flexact.ops.triton.chain import Chain
 from flexact.ops.triton.moments import moments_pass
+from flexact.ops.triton.restoring import Source
 from flexact.ops.triton.routed import NOT_FUSED, Fusing, backward_pass, forward_pass, kind_of
 
 MOST_CHAINS = 1024
@@ -31,21 +32,32 @@ _needs_python: set[Hashable] = set()
 
 def routed(h: Tensor, logits: Tensor, blending: Blending) -> tuple[Tensor, Tensor]:
     """Return the routed activation of h and its statistics."""
-    return _routed(h, logits, blending) or autograd.routed(h, logits, blending)
-
-
-def _routed(h: Tensor, logits: Tensor, blending: Blending) -> tuple[Tensor, Tensor] | None:
-    """Return the result of `routed` from the extension; None if it does not run."""
     module = _extension(h, blending)
-    if module is None or not (h.requires_grad or logits.requires_grad):
+    source = restoring.source_of(h, module)
+    found = None if module is None else _routed(module, h, logits, blending, source)
+    if found is None:
+        found = autograd.routed(h, logits, blending)
+        if source is not None:
+            restoring.replace_saved(found[0], source)
+    return found
+
+
+def _routed(
+    module: Any, h: Tensor, logits: Tensor, blending: Blending, source: Source | None
+) -> tuple[Tensor, Tensor] | None:
+    """Return the result of `routed` from the extension; None if it does not run."""
+    if not (h.requires_grad or logits.requires_grad):
         return None
     _, p, temperature, keys, alive, channel_dim, statistics = blending
     layout = h.numel() if p.shape[0] == 1 else (h.shape, h.stride(), channel_dim)
-    key = (layout, h.dtype, keys, alive, statistics, logits.requires_grad)
+    restored = None if source is None else (h.shape, h.stride(), source.weight.dtype, source.bias.dtype)
+    key = (layout, h.dtype, keys, alive, statistics, logits.requires_grad, restored)
     if key in _needs_python:
         return None
-    chain = _chains.get(key) or _added(key, _routed_chain(key, h, blending, logits.requires_grad))
-    return _applied(module, chain, (h, logits, p, temperature))
+    chain = _chains.get(key)
+    if chain is None:
+        chain = _added(key, _routed_chain(key, h, blending, logits.requires_grad, source))
+    return _applied(module, chain, (h, logits, p, temperature, *(source or ())))
 
 
 def normalised(
@@ -95,14 +107,18 @@ def _added(key: Hashable, chain: Chain) -> Chain:
     return chain
 
 
-def _routed_chain(key: Hashable, h: Tensor, blending: Blending, need_logits: bool) -> Chain:
-    h_at, logits_at, p, temperature = range(4)
+def _routed_chain(key: Hashable, h: Tensor, blending: Blending, need_logits: bool, source: Source | None) -> Chain:
+    h_at, logits_at, p, temperature, y_at, *others = range(4 + len(Source._fields))
     again = functools.partial(_routed_again, key, blending.keys, blending.alive, blending.channel_dim)
-    chain = Chain(4, again)
+    chain = Chain(4 if source is None else 4 + len(source), again)
+    if source is not None:
+        copy, restore = restoring.passes(source.y)
+        chain.restore(restore, (y_at, *chain.add(copy, others)))
     x, statistics = chain.add(forward_pass(h, blending, NOT_FUSED), (h_at, p))
     backward = backward_pass(h, blending, need_logits, NOT_FUSED)
     count = blending.weights.numel() if need_logits else 0
-    chain.finish(x, statistics, backward, (h_at, p, p, temperature), ((0, 0, 0), (1, 0, count)), (logits_at,))
+    takes = (h_at if source is None else y_at, p, p, temperature)
+    chain.finish(x, statistics, backward, takes, ((0, 0, 0), (1, 0, count)), (logits_at,))
     return chain
 
 
