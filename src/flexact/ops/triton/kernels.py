@@ -30,7 +30,9 @@ from flexact.ops.triton.tiles import (
     add_up_all,
     columns,
     load,
+    narrow_zeros,
     places,
+    plus,
     store,
     store_sum,
     store_sums,
@@ -58,7 +60,7 @@ def forward(
     weights = coefficients(weights_ptr, channel, inside, k, BASIS, FORMS, BY_CHANNEL)
     norm = _norm(moments_ptr, weight_ptr, bias_ptr, channel, channels, inside, Y)
     r_norm = _norm(r_moments_ptr, r_weight_ptr, r_bias_ptr, channel, channels, inside, RESIDUAL)
-    sums = zeros(len(BASIS) if SENSITIVITIES else 0, BLOCK_A, BLOCK_J)
+    sums = _accumulators(len(BASIS) if SENSITIVITIES else 0, y_ptr, BLOCK_A, BLOCK_J, MANY, BY_CHANNEL)
     for row_tile in tl.range(tl.program_id(1), tl.cdiv(outer, BLOCK_A), tl.num_programs(1), num_stages=STAGES):
         offset, mask = places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A)
         h, _y, _r = _input(y_ptr, r_ptr, offset, mask, norm, r_norm, Y, RESIDUAL, EVEN)
@@ -84,7 +86,7 @@ def backward(
     weights = coefficients(weights_ptr, channel, inside, k, BASIS, FORMS, BY_CHANNEL)
     norm = _norm(moments_ptr, weight_ptr, bias_ptr, channel, channels, inside, Y)
     r_norm = _norm(r_moments_ptr, r_weight_ptr, r_bias_ptr, channel, channels, inside, RESIDUAL)
-    sums = zeros(len(BASIS) if NEED_LOGITS else 0, BLOCK_A, BLOCK_J)
+    sums = _accumulators(len(BASIS) if NEED_LOGITS else 0, y_ptr, BLOCK_A, BLOCK_J, MANY, BY_CHANNEL)
     total, with_y, with_r = zeros(3, BLOCK_A, BLOCK_J)
     for row_tile in tl.range(tl.program_id(1), tl.cdiv(outer, BLOCK_A), tl.num_programs(1), num_stages=STAGES):
         offset, mask = places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A)
@@ -206,7 +208,7 @@ def _blended(
                 updated = updated + (sums[b],)  # its slope is 1 everywhere and needs no sum
             else:
                 size = tl.abs(slope)
-                updated = updated + (sums[b] + (size if EVEN else tl.where(mask, size, 0.0)),)
+                updated = updated + (plus(sums[b], size if EVEN else tl.where(mask, size, 0.0)),)
     if MANY:
         x += tl.where(factor == 0, 0.0, h * factor)  # zero weights mask an infinite h
     return x, updated
@@ -230,8 +232,20 @@ def _differentiated(
             product = delta * value
         total += weighted_slope(weights[b], slope, BASIS[b])
         if NEED_LOGITS:
-            updated = updated + (sums[b] + product,)
+            updated = updated + (plus(sums[b], product),)
     return delta * total, updated
+
+
+@triton.jit
+def _accumulators(
+    count: tl.constexpr, y_ptr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr,
+    MANY: tl.constexpr, BY_CHANNEL: tl.constexpr,
+):  # fmt: skip
+    """Return accumulators for the sums over a program, or over each of its channels; many are narrow if possible."""
+    if MANY and not BY_CHANNEL:
+        return narrow_zeros(count, y_ptr, BLOCK_A, BLOCK_J)
+    else:
+        return zeros(count, BLOCK_A, BLOCK_J)
 
 
 @triton.jit

@@ -167,6 +167,24 @@ def zeros(count: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr):
 
 
 @triton.jit
+def narrow_zeros(count: tl.constexpr, pointer, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr):
+    """Return `count` accumulators for the sums of those elements in a row of a tile that a thread loads at once."""
+    loaded: tl.constexpr = 128 // pointer.dtype.element_ty.primitive_bitwidth
+    width: tl.constexpr = BLOCK_J // loaded if BLOCK_J > loaded else 1
+    return zeros(count, BLOCK_A, width)
+
+
+@triton.jit
+def plus(total, values):
+    """Add a tile to an accumulator."""
+    if total.shape[1] < values.shape[1]:
+        shape: tl.constexpr = (total.shape[0], total.shape[1], values.shape[1] // total.shape[1])
+        return total + tl.sum(tl.reshape(values, shape), axis=2)
+    else:
+        return total + values
+
+
+@triton.jit
 def store_sum(partials_ptr, total, i, count, channel, inside, channels, LAST: tl.constexpr, BY_CHANNEL: tl.constexpr):
     """Store partial sum i of `count`, for this program or for each of its channels."""
     tile, split = tl.program_id(0), tl.program_id(1)
