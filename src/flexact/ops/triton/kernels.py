@@ -270,16 +270,18 @@ def finish_forward(
     row = tl.program_id(0)
     column = tl.arange(0, MOST_CANDIDATES)
     if MANY:
-        every = add_up_all(partials_ptr, len(BASIS), row, rows, parts, per_row, BLOCK)
-    found = ()
-    for b in tl.static_range(len(BASIS)):
-        if (BASIS[b] if isinstance(BASIS[b], int) else -1) == LINEAR:
-            found = found + (elements * 1.0,)
-        elif MANY:
-            found = found + (every[b],)
-        else:
-            found = found + (add_up(partials_ptr, b, len(BASIS), row, rows, parts, per_row, BLOCK),)
-    sensitivities = _combined(found, BASIS, FORMS) / elements
+        found = add_up_all(partials_ptr, len(BASIS), row, rows, parts, per_row, BLOCK)
+        for b in tl.static_range(len(BASIS)):
+            if (BASIS[b] if isinstance(BASIS[b], int) else -1) == LINEAR:
+                found = tl.where(tl.arange(0, found.shape[0]) == b, elements * 1.0, found)
+    else:
+        found = ()
+        for b in tl.static_range(len(BASIS)):
+            if (BASIS[b] if isinstance(BASIS[b], int) else -1) == LINEAR:
+                found = found + (elements * 1.0,)
+            else:
+                found = found + (add_up(partials_ptr, b, len(BASIS), row, rows, parts, per_row, BLOCK),)
+    sensitivities = _combined(found, BASIS, FORMS, MANY) / elements
     is_in = ((alive >> column) & 1) == 1
     tl.store(gathered_ptr + row * k + column, tl.where(is_in, sensitivities, 0.0), column < k)
 
@@ -325,19 +327,32 @@ def _store_logit_gradient(
     column = tl.arange(0, MOST_CANDIDATES)
     p = tl.load(probabilities_ptr + row * k + column, column < k, other=0.0)
     # Mask the inner products where p = 0, because 0·∞ would be NaN.
-    inner = tl.where((((alive >> column) & 1) == 1) & (p != 0), _combined(found, BASIS, FORMS), 0.0)
+    inner = tl.where((((alive >> column) & 1) == 1) & (p != 0), _combined(found, BASIS, FORMS, MANY), 0.0)
     differences = tl.expand_dims(inner, 1) - tl.expand_dims(inner, 0)
     gradient = p / tl.load(temperature_ptr) * tl.sum(tl.expand_dims(p, 0) * differences, axis=1)
     tl.store(to_logits_ptr + row * k + column, gradient, column < k)
 
 
 @triton.jit
-def _combined(found, BASIS: tl.constexpr, FORMS: tl.constexpr):
-    """Return the sums of the candidates from those of the basis; entries of eliminated candidates are arbitrary."""
+def _combined(found, BASIS: tl.constexpr, FORMS: tl.constexpr, MANY: tl.constexpr):
+    """Return the sums of the candidates from those of the basis; entries of eliminated candidates are arbitrary.
+
+    found: a tuple of numbers, or a vector if there are many.
+    """
     column = tl.arange(0, MOST_CANDIDATES)
-    total = tl.zeros([MOST_CANDIDATES], tl.float32)
-    for b in tl.static_range(len(BASIS)):
-        for i in tl.static_range(len(FORMS[b])):
-            if FORMS[b][i] != 0:
-                total += tl.where(column == i, FORMS[b][i] * found[b], 0.0)
+    if MANY:
+        shape: tl.constexpr = (MOST_CANDIDATES, found.shape[0])
+        forms = tl.zeros(shape, tl.float32)
+        for b in tl.static_range(len(BASIS)):
+            for i in tl.static_range(len(FORMS[b])):
+                if FORMS[b][i] != 0:
+                    is_here = (column == i)[:, None] & (tl.arange(0, shape[1]) == b)[None, :]
+                    forms = tl.where(is_here, FORMS[b][i], forms)
+        total = tl.sum(tl.where(forms == 0, 0.0, forms * found[None, :]), axis=1)
+    else:
+        total = tl.zeros([MOST_CANDIDATES], tl.float32)
+        for b in tl.static_range(len(BASIS)):
+            for i in tl.static_range(len(FORMS[b])):
+                if FORMS[b][i] != 0:
+                    total += tl.where(column == i, FORMS[b][i] * found[b], 0.0)
     return total

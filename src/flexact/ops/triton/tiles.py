@@ -233,7 +233,7 @@ def add_up(partials_ptr, i, count, row, rows, parts, per_row, BLOCK: tl.constexp
 
 @triton.jit
 def add_up_all(partials_ptr, COUNT: tl.constexpr, row, rows, parts, per_row, BLOCK: tl.constexpr):
-    """Return all sums of a row as `add_up` does, with one reduction for all instead of one for each."""
+    """Return all sums of a row, padded with zeros to 16 or 32 of them: `add_up` with one reduction for all."""
     width: tl.constexpr = 16 if COUNT <= 16 else 32
     i = tl.arange(0, width)
     total = tl.zeros([BLOCK, width], tl.float32)
@@ -242,11 +242,7 @@ def add_up_all(partials_ptr, COUNT: tl.constexpr, row, rows, parts, per_row, BLO
         part, mask = part_of(start, row, rows, parts, per_row, BLOCK)
         total += tl.load(partials_ptr + part[:, None] * COUNT + i[None, :], mask[:, None] & (i < COUNT), other=0.0)
         start += BLOCK
-    sums = tl.sum(total, axis=0)
-    found = ()
-    for b in tl.static_range(COUNT):
-        found = found + (tl.sum(tl.where(i == b, sums, 0.0)),)
-    return found
+    return tl.sum(total, axis=0)
 
 
 @triton.jit
