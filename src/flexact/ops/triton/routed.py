@@ -135,7 +135,7 @@ def _tiled(h: Tensor, blending: Blending, fusing: Fusing) -> tuple[Tiles, Blend,
     """Return the tiles of h, its blend, and the choices that the plans of all passes share."""
     parts, (rows, k) = blend(blending.keys, blending.alive), blending.weights.shape
     # With many sums per channel, fewer programs keep the final reduction short.
-    cut = FEW_SUMS if len(parts.basis) <= _FEW_BASIS_FUNCTIONS or parts.has_many and rows == 1 else MANY_SUMS
+    cut = FEW_SUMS if len(parts.basis) <= _FEW_BASIS_FUNCTIONS or (parts.has_many and rows == 1) else MANY_SUMS
     if fusing != NOT_FUSED:
         tiles = by_channel(h, 1, cut)
     else:

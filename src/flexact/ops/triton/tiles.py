@@ -170,7 +170,7 @@ def zeros(count: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr):
 def narrow_zeros(count: tl.constexpr, pointer, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr):
     """Return `count` accumulators for the sums of those elements in a row of a tile that a thread loads at once."""
     loaded: tl.constexpr = 128 // pointer.dtype.element_ty.primitive_bitwidth
-    width: tl.constexpr = BLOCK_J // loaded if BLOCK_J > loaded else 1
+    width: tl.constexpr = BLOCK_J // loaded if loaded < BLOCK_J else 1
     return zeros(count, BLOCK_A, width)
 
 
