@@ -333,6 +333,19 @@ def test_a_candidate_with_weight_0_does_not_contribute_even_where_it_overflows(
     assert to_logits[0].item() == 0.0
 
 
+@pytest.mark.parametrize("infinite", [torch.inf, -torch.inf])
+def test_fourteen_candidates_with_weight_0_do_not_contribute_at_infinity(infinite: float, device: torch.device) -> None:
+    h = torch.tensor([[infinite, 1.0]], device=device).requires_grad_()
+    p = torch.full((2, 16), 1 / 16, device=device)
+    p[0] = torch.tensor([0.5 * (name in ("sigmoid", "tanh")) for name in SIXTEEN])
+    logits, one = torch.zeros(32, device=device, requires_grad=True), torch.ones((), device=device)
+    x, _ = routed_activation(h, logits, p, p, one, SIXTEEN, range(16))
+    assert x[0, 0].item() == (1.0 if infinite > 0 else -0.5)
+    to_h, to_logits = torch.autograd.grad(x.sum(), (h, logits))
+    assert to_h[0, 0].item() == 0.0
+    assert to_logits.isfinite().all()
+
+
 def test_a_dropped_candidate_does_not_contribute_even_where_it_overflows(device: torch.device) -> None:
     h = torch.tensor([[1e25, 2.0]], device=device).requires_grad_()  # relu_squared is infinite there
     p = torch.tensor([[0.0, 0.5, 0.5]], device=device)

@@ -20,8 +20,10 @@ from flexact.candidates.registry import lookup
 from flexact.ops import reference
 from flexact.ops.blending import Blending
 from flexact.ops.triton import routed, tiles
+from flexact.ops.triton.basis import blend
 from flexact.ops.triton.moments import moments as batch_moments
 from flexact.ops.triton.routed import Norm, Preactivation
+from routed_cases import SIXTEEN
 
 NAMES = ("relu", "tanh", "leaky_relu", "silu")
 K = len(NAMES)
@@ -52,6 +54,7 @@ class Case:
     logits: Tensor
     residual: Tensor | None = None
     residual_norm: nn.BatchNorm2d | None = None
+    names: tuple[str, ...] = NAMES
     terms: float = 0.0
 
     def exact(self) -> dict[str, Tensor]:
@@ -68,13 +71,13 @@ class Case:
             else:
                 h = h + residual
         alive = torch.ones_like(logits, dtype=torch.bool)
-        x = reference.routed_activation(h, logits, torch.zeros_like(logits), TEMPERATURE, NAMES, alive)
+        x = reference.routed_activation(h, logits, torch.zeros_like(logits), TEMPERATURE, self.names, alive)
         gradients = torch.autograd.grad(x, list(leaves.values()), self.delta.double())
-        sensitivity = reference.mean_sensitivity(h, NAMES, logits.shape[0])
+        sensitivity = reference.mean_sensitivity(h, self.names, logits.shape[0])
         # The gradient of the logits is a difference of inner products, which cancel. A GPU's exponentials are off by
         # some units in the last place, so it is off by up to 2e-6 of itself, and by less than 1e-6 of those products.
         dims = (0, 1, 2, 3) if logits.shape[0] == 1 else (0, 2, 3)
-        inner = torch.stack([(self.delta * lookup(name).function(h.detach())).sum(dims) for name in NAMES], -1)
+        inner = torch.stack([(self.delta * lookup(name).function(h.detach())).sum(dims) for name in self.names], -1)
         self.terms = float((self.probabilities().double() / TEMPERATURE * inner).norm())
         found = {
             "x": x.detach(),
@@ -108,7 +111,7 @@ class Case:
 
     def blending(self, statistics: bool = True) -> Blending:
         p, temperature = self.probabilities(), torch.tensor(TEMPERATURE, device=self.y.device)
-        return Blending(p, p, temperature, NAMES, tuple(range(K)), 1, statistics)
+        return Blending(p, p, temperature, self.names, tuple(range(len(self.names))), 1, statistics)
 
     def probabilities(self) -> Tensor:
         return torch.softmax(self.logits / TEMPERATURE, -1).float()
@@ -163,6 +166,7 @@ def case(
     affine: bool = True,
     shape: tuple[int, ...] = (4, 3, 5, 7),
     dtype: torch.dtype = torch.float32,
+    names: tuple[str, ...] = NAMES,
     **options: Any,
 ) -> Case:
     generator = torch.Generator().manual_seed(0)
@@ -172,11 +176,11 @@ def case(
         return values.to(device, dtype).contiguous(memory_format=LAYOUTS[layout])
 
     norms = [batch_norm_2d(shape[1], seed, affine, **options).train(training).to(device) for seed in (1, 2)]
-    logits = torch.randn(rows, K, generator=generator, dtype=torch.float64).to(device)
+    logits = torch.randn(rows, len(names), generator=generator, dtype=torch.float64).to(device)
     y, delta, other = randn(3.0, 2.0), randn(0.5, 1.0), randn(-1.0, 1.0)
     if residual == "none":
-        return Case(y, delta, norms[0], logits)
-    return Case(y, delta, norms[0], logits, other, norms[1] if residual == "normalised" else None)
+        return Case(y, delta, norms[0], logits, names=names)
+    return Case(y, delta, norms[0], logits, other, norms[1] if residual == "normalised" else None, names)
 
 
 MODES = list(itertools.product(LAYOUTS, RESIDUALS, [True, False]))
@@ -200,6 +204,22 @@ def test_values_gradients_and_running_statistics(
 @pytest.mark.parametrize(("layout", "residual", "training"), MODES)
 def test_more_tiles_and_combinations_on_a_gpu(layout: str, residual: str, training: bool, rows: int) -> None:
     case(torch.device("cuda"), layout, residual, rows, training, shape=(16, 70, 9, 13)).check(2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("residual", "layout", "rows"),
+    [
+        ("none", "channels last", 1),
+        ("none", "contiguous", 3),
+        ("plain", "contiguous", 1),
+        ("normalised", "channels last", 3),
+    ],
+)
+def test_sixteen_candidates(residual: str, layout: str, rows: int, dtype: torch.dtype, device: torch.device) -> None:
+    one = case(device, layout, residual, rows, dtype=dtype, names=SIXTEEN)
+    assert blend(SIXTEEN, tuple(range(16))).has_many
+    one.check(1e-6 if dtype == torch.float32 else 1e-2)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -262,8 +282,8 @@ def test_two_runs_are_bit_identical(device: torch.device) -> None:
 
 
 def test_inputs_are_never_overwritten(device: torch.device) -> None:
-    for residual in RESIDUALS:
-        one = case(device, "channels last", residual)
+    for residual, names in itertools.product(RESIDUALS, (NAMES, SIXTEEN)):
+        one = case(device, "channels last", residual, names=names)
         tensors = [tensor for tensor in (one.y, one.delta, one.residual, one.norm.weight) if tensor is not None]
         before = [tensor.clone() for tensor in tensors]
         one.run()

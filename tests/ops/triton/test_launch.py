@@ -57,8 +57,8 @@ for rows, y, alive in ((1, h, every), (6, h.to(memory_format=torch.channels_last
     moments(y, (torch.zeros(6), torch.ones(6), torch.tensor(3)), 0.1, 1e-5)
     for other in ((None, None), (y, norm())) if rows == 1 else ((y, None),):
         preactivation = routed.Preactivation(norm(), *other, True)
-        routed.forward(y, Blending(p, p, temperature, names, few, 1, True), preactivation)
-        routed.backward(y, y, Blending(p, p, temperature, names, few, 1, False), True, preactivation)
+        routed.forward(y, Blending(p, p, temperature, names, alive, 1, True), preactivation)
+        routed.backward(y, y, Blending(p, p, temperature, names, alive, 1, False), True, preactivation)
 assert {kernel for kernel, size in built if size} >= {kernels.forward, kernels.backward, kernels.backward_through_norm}
 assert len({kernel for kernel, size in built if size}) == 7
 """

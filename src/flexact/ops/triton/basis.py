@@ -23,7 +23,11 @@ from flexact.ops.triton import generated
 from flexact.ops.triton.basis_functions import FORMS
 
 FEW = 10
-"""Maximum size of a basis that is kept while candidates are eliminated; see `blend`."""
+"""Maximum size of a basis that is kept while candidates are eliminated; see `blend`.
+
+The kernels of a larger basis are bound by arithmetic, so they evaluate its functions with fewer instructions, and store
+∂h rather than compute it twice.
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -59,10 +63,15 @@ class Blend:
     alive: int
     """Bit mask of the alive candidates; the weights of the others are 0."""
 
-    def constants(self, fast: bool) -> tuple[tuple[Part, ...], tuple[tuple[float, ...], ...], bool]:
+    @property
+    def has_many(self) -> bool:
+        """Whether the basis is larger than `FEW`."""
+        return len(self.basis) > FEW
+
+    def constants(self, fast: bool) -> tuple[tuple[Part, ...], tuple[tuple[float, ...], ...], bool, bool]:
         """Return the compile-time constants in the order in which every kernel takes them."""
         is_built_in = all(isinstance(part, int) for part in self.basis)
-        return self.basis if is_built_in else _WithCustomForms(self.basis), self.forms, fast
+        return self.basis if is_built_in else _WithCustomForms(self.basis), self.forms, fast, self.has_many
 
     def picks(self) -> list[Blend]:
         """Return a blend for each alive candidate alone, as a site that commits to it has."""

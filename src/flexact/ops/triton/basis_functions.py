@@ -70,6 +70,7 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 _LN_2 = tl.constexpr(0.6931471805599453)
 _SQRT_HALF = tl.constexpr(0.7071067811865476)
 _DENSITY_AT_0 = tl.constexpr(0.3989422804014327)
+_LOG2_DENSITY_AT_0 = tl.constexpr(-1.3257480647361592)
 _TWO_PI = tl.constexpr(6.2831854820251465)  # rounded to float32
 _TWO_PI_REST = tl.constexpr(-1.7484556025237907e-07)  # 2π minus the above
 
@@ -211,6 +212,40 @@ def evaluated(h, PART: tl.constexpr, FAST: tl.constexpr):
     return value, slope
 
 
+_FACTORED = {LINEAR.value, GELU.value, SILU.value, MISH.value, HARDSWISH.value, SOFTSIGN.value}
+FACTORED = tl.constexpr(tuple(number in _FACTORED for number in _NUMBERS.values()))
+"""Of each basis function, whether `factored` takes it."""
+
+
+@triton.jit
+def factored(h, PART: tl.constexpr, FAST: tl.constexpr):
+    """Return value/h, which is bounded, and the slope of one basis function.
+
+    Blends and inner products of many functions then multiply by h once. The formulas take fewer instructions than those
+    of `evaluated`, with which they agree up to rounding.
+    """
+    e = _exp(-tl.abs(h), FAST)
+    if PART == GELU:
+        quotient, density = _normal_and_density(h, FAST)
+        slope = quotient + h * density
+    elif PART == SILU:
+        quotient = _sigmoid(h, e, FAST)
+        slope = quotient + h * (quotient - quotient * quotient)
+    elif PART == MISH:
+        quotient = _tanh_of_softplus(h, e, FAST)
+        slope = quotient + h * _sigmoid(h, e, FAST) * (1 - quotient * quotient)
+    else:
+        _value, slope = evaluated(h, PART, FAST)
+        if PART == LINEAR:
+            quotient = slope
+        elif PART == HARDSWISH:
+            quotient = _hard_sigmoid(h) if FAST else tl.where(h <= -3, 0.0, tl.where(h >= 3, 1.0, h * (1 / 6) + 0.5))
+        else:
+            tl.static_assert(PART == SOFTSIGN)
+            quotient = _reciprocal(1 + tl.abs(h), FAST)
+    return quotient, slope
+
+
 # A zero weight masks infinite values, which 0·∞ = NaN would spread; relu_squared overflows soon. Bounded functions skip
 # the mask.
 
@@ -294,6 +329,19 @@ def _normal(h, FAST: tl.constexpr):
         series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
         tail = 0.5 * series * bell
     return bell, tl.where(h < 0, tail, 1 - tail)
+
+
+@triton.jit
+def _normal_and_density(h, FAST: tl.constexpr):
+    """Return Φ(h) and its derivative, with the errors of `_normal`."""
+    if FAST:
+        density = _approximate((-0.5 * _LOG2_E) * h * h + _LOG2_DENSITY_AT_0, "ex2.approx.ftz.f32 $0, $1;")
+        t = _reciprocal(1 + (0.47047 * _SQRT_HALF) * tl.abs(h), True)
+        tail = t * (0.4361836 + t * (-0.1201675 + t * 0.9372980)) * density  # 7.1.25 divided by the density at 0
+        return tl.where(h <= 0, tail, 1 - tail), density
+    else:
+        bell, cdf = _normal(h, False)
+        return cdf, _DENSITY_AT_0 * bell
 
 
 @triton.jit

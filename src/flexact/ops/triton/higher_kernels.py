@@ -16,7 +16,7 @@ from flexact.ops.triton.tiles import STAGES, columns, load, places, store, store
 @triton.jit(do_not_specialize=["outer"], do_not_specialize_on_alignment=["weights_ptr"])
 def blend(
     h_ptr, weights_ptr, out_ptr, numel, outer, channels, inner, k,
-    BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr, N: tl.constexpr,
+    BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr, MANY: tl.constexpr, N: tl.constexpr,
     BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Store B_N, the blend of the slopes or of the second derivatives."""
@@ -40,7 +40,7 @@ def blend(
 def gradients(
     h_ptr, weights_ptr, delta_0_ptr, delta_1_ptr, delta_2_ptr, to_h_ptr, partials_ptr,
     numel, outer, channels, inner, k,
-    BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr,
+    BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr, MANY: tl.constexpr,
     HAS_0: tl.constexpr, HAS_1: tl.constexpr, HAS_2: tl.constexpr, NEED_LOGITS: tl.constexpr,
     BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip

@@ -20,6 +20,7 @@ from flexact.ops.triton.passes import Pass
 from flexact.ops.triton.tiles import FEW_SUMS, FLAT, MANY_SUMS, Tiles, by_channel, flat
 
 _FEW_BASIS_FUNCTIONS = 6
+_MANY_SUMS_BLOCK = 256
 _NOTHING = Blend((), (), 0)
 
 
@@ -134,7 +135,7 @@ def _tiled(h: Tensor, blending: Blending, fusing: Fusing) -> tuple[Tiles, Blend,
     """Return the tiles of h, its blend, and the choices that the plans of all passes share."""
     parts, (rows, k) = blend(blending.keys, blending.alive), blending.weights.shape
     # With many sums per channel, fewer programs keep the final reduction short.
-    cut = FEW_SUMS if len(parts.basis) <= _FEW_BASIS_FUNCTIONS else MANY_SUMS
+    cut = FEW_SUMS if len(parts.basis) <= _FEW_BASIS_FUNCTIONS or (parts.has_many and rows == 1) else MANY_SUMS
     if fusing != NOT_FUSED:
         tiles = by_channel(h, 1, cut)
     else:
@@ -169,7 +170,8 @@ def _forward_launches(
     sweep, finish = Launch(kernels.forward, tiles.grid, (*tiles.sizes, k), constants, missing=missing), None
     if statistics:
         numbers = (parts.alive, rows, k, *tiles.parts(rows), tiles.numel // rows)
-        finish = Launch(kernels.finish_forward, (rows,), numbers, (*parts.constants(False), 1024))
+        block = _MANY_SUMS_BLOCK if parts.has_many else 1024
+        finish = Launch(kernels.finish_forward, (rows,), numbers, (*parts.constants(False), block))
         sweep.prepares(finish, lambda *dtypes: (dtypes[-1], dtypes[-1]))
     return sweep, finish
 
@@ -186,14 +188,16 @@ def _backward_plan(
     # Sums over each channel come first, then those of the routing.
     partials = steps.floats(tiles.room(count) + tiles.room(basis))
     results = steps.floats(count * tiles.channels + (rows * k if need_logits else 0))
-    to_h = delta if is_fused and not has_residual else steps.like(h)
+    stores = not is_fused or has_residual or parts.has_many
+    to_h = steps.like(h) if stores else delta
     steps.launch(sweep, (*tensors, delta, h, weights, to_h, partials))
     if finish is not None:
         steps.launch(finish, (partials, results, p, temperature))
     if through_norm is None:
         steps.outputs = (to_h, results)
         return steps
-    to_y = steps.like(h)
+    # ∂y overwrites ∂h, unless that is the gradient of the residual.
+    to_y = to_h if stores and kinds[1] != kernels.PLAIN.value else steps.like(h)
     to_residual = steps.like(h) if kinds[1] >= kernels.NORMALISED.value else to_h
     to_r = to_residual if has_residual else to_y
     steps.launch(through_norm, (*tensors, to_h, h, weights, results, to_y, to_r))
@@ -223,11 +227,13 @@ def _backward_launches(
     channels = tiles.channels if is_fused else 0
     numbers = (by_norm, parts.alive, channels, *tiles.parts(tiles.channels), rows, *tiles.parts(rows), k)
     block, warps = (256, 1) if is_fused else (1024, 4)
+    if parts.has_many:
+        block, warps = _MANY_SUMS_BLOCK, 4
     grid = (channels + (rows if need_logits else 0),)
     finish = Launch(kernels.finish_backward, grid, numbers, (*parts.constants(fast), count, block), warps)
     if not is_fused:
         return sweep, finish, None
-    needed = _NOTHING if kinds[1] else parts  # with a residual, ∂h is stored: one kernel for all bases
+    needed = _NOTHING if kinds[1] or parts.has_many else parts  # where ∂h is stored: one kernel for all bases
     constants = (*needed.constants(fast), batch_statistics, *every)
     numbers = (*tiles.sizes, k, tiles.numel // channels)
     return sweep, finish, Launch(kernels.backward_through_norm, tiles.grid, numbers, constants)

@@ -167,6 +167,24 @@ def zeros(count: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr):
 
 
 @triton.jit
+def narrow_zeros(count: tl.constexpr, pointer, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr):
+    """Return `count` accumulators for the sums of those elements in a row of a tile that a thread loads at once."""
+    loaded: tl.constexpr = 128 // pointer.dtype.element_ty.primitive_bitwidth
+    width: tl.constexpr = BLOCK_J // loaded if loaded < BLOCK_J else 1
+    return zeros(count, BLOCK_A, width)
+
+
+@triton.jit
+def plus(total, values):
+    """Add a tile to an accumulator."""
+    if total.shape[1] < values.shape[1]:
+        shape: tl.constexpr = (total.shape[0], total.shape[1], values.shape[1] // total.shape[1])
+        return total + tl.sum(tl.reshape(values, shape), axis=2)
+    else:
+        return total + values
+
+
+@triton.jit
 def store_sum(partials_ptr, total, i, count, channel, inside, channels, LAST: tl.constexpr, BY_CHANNEL: tl.constexpr):
     """Store partial sum i of `count`, for this program or for each of its channels."""
     tile, split = tl.program_id(0), tl.program_id(1)
@@ -175,6 +193,30 @@ def store_sum(partials_ptr, total, i, count, channel, inside, channels, LAST: tl
     else:
         program = split * tl.num_programs(0) + tile
         tl.store(partials_ptr + program * count + i, tl.sum(tl.sum(total, axis=1), axis=0))
+
+
+@triton.jit
+def store_sums(partials_ptr, sums, channel, inside, channels, LAST: tl.constexpr, BY_CHANNEL: tl.constexpr):
+    """Store all partial sums as `store_sum` does, with one reduction for all instead of one for each."""
+    count: tl.constexpr = len(sums)
+    levels: tl.constexpr = 4 if count <= 16 else 5
+    joined = sums
+    for _ in tl.static_range(2**levels - count):
+        joined = joined + (tl.zeros_like(sums[0]),)
+    for _ in tl.static_range(levels):
+        pairs = ()
+        for i in tl.static_range(len(joined) // 2):
+            pairs = pairs + (tl.join(joined[i], joined[len(joined) // 2 + i]),)
+        joined = pairs
+    i = tl.arange(0, 2**levels)
+    tile, split = tl.program_id(0), tl.program_id(1)
+    if LAST and BY_CHANNEL:
+        total = tl.reshape(tl.sum(joined[0], axis=0), [sums[0].shape[1], 2**levels])
+        place = (split * channels + channel)[:, None] * count + i[None, :]
+        tl.store(partials_ptr + place, total, inside[:, None] & (i < count)[None, :])
+    else:
+        total = tl.reshape(tl.sum(tl.sum(joined[0], axis=1), axis=0), [2**levels])
+        tl.store(partials_ptr + (split * tl.num_programs(0) + tile) * count + i, total, i < count)
 
 
 @triton.jit
@@ -187,6 +229,20 @@ def add_up(partials_ptr, i, count, row, rows, parts, per_row, BLOCK: tl.constexp
         total += tl.load(partials_ptr + part * count + i, mask, other=0.0)
         start += BLOCK
     return tl.sum(total)
+
+
+@triton.jit
+def add_up_all(partials_ptr, COUNT: tl.constexpr, row, rows, parts, per_row, BLOCK: tl.constexpr):
+    """Return all sums of a row, padded with zeros to 16 or 32 of them: `add_up` with one reduction for all."""
+    width: tl.constexpr = 16 if COUNT <= 16 else 32
+    i = tl.arange(0, width)
+    total = tl.zeros([BLOCK, width], tl.float32)
+    start = 0
+    while start < parts * per_row:
+        part, mask = part_of(start, row, rows, parts, per_row, BLOCK)
+        total += tl.load(partials_ptr + part[:, None] * COUNT + i[None, :], mask[:, None] & (i < COUNT), other=0.0)
+        start += BLOCK
+    return tl.sum(total, axis=0)
 
 
 @triton.jit
