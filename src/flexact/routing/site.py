@@ -193,7 +193,7 @@ class Site(nn.Module):
 
     @property
     def has_dropped(self) -> bool:
-        """Whether a step of training dropped a candidate. A site that was committed before training (step 0) has not."""
+        """Whether a step of training dropped a candidate. Committing before training (step 0) does not count."""
         return not self.dropped_at.is_meta and bool((self.dropped_at > 0).any())
 
     @property

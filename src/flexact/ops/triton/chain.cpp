@@ -13,6 +13,7 @@
 #include <torch/csrc/autograd/generated/Functions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/object_ptr.h>
+#include <torch/version.h>
 
 namespace {
 
@@ -340,6 +341,9 @@ PyObject *apply(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
    nothing if the node of h is another one. */
 template <typename Norm> variable_list saved_by(const Tensor &h) {
     const auto *norm = dynamic_cast<const Norm *>(h.grad_fn().get());
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 8
+    return {}; /* has_hooks is missing, and Python does not call this */
+#else
     if (!norm || !norm->training || norm->input_.has_hooks()) return {};
     const auto *bias = dynamic_cast<const torch::autograd::AccumulateGrad *>(norm->next_edge(2).function.get());
     if (!bias) return {};
@@ -350,6 +354,7 @@ template <typename Norm> variable_list saved_by(const Tensor &h) {
     } catch (const std::exception &) { /* y was written to, or the graph was freed */
         return {};
     }
+#endif
 }
 
 /* source_of(h): the same as `restoring.source_of`, as a tuple. */
