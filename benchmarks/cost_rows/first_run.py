@@ -63,8 +63,8 @@ def _step_times(*arguments: str) -> dict[str, Any]:
 
 
 def waits(steps: Sequence[float], candidates: Sequence[int], evaluations: Sequence[float]) -> dict[str, float]:
-    """Return the seconds beyond the usual step of the same round, of the steps at which kernels may be built, and of all
-    others, which builds in the background may slow down.
+    """Return the seconds beyond the usual step of the same round, of the steps at which kernels may be built, and of
+    all others, which builds in the background may slow down.
 
     The usual step is the median of the second half of the round, by which these builds should have ended.
     steps, evaluations: seconds. candidates: how many were left at each step.
