@@ -7,9 +7,9 @@ Needs no GPU. A small batch is trained on the CPU from the first step to the com
 drop. The closed form computes the results, and fused sites return zeros; every launch only builds its kernel, as on a
 GPU: the kernels that follow are built in the background (`flexact.ops.triton.ahead`), or one after the other with
 --serial. A line is a launch that had to wait: the phase of the training, the kernel, the seconds, and what the kernel
-is specialised on. The summary has the seconds by phase, and the time of all builds by stage: Triton's front end
-(Python), its compiler, and ptxas. In a real run, hundreds of steps lie between
-two drops, so training waits less. Other work on the machine lengthens all times.
+is specialised on. The summary has the seconds by phase, and the time of all builds of this process by stage: Triton's
+front end (Python), its compiler, and ptxas. In a real run, hundreds of steps lie between two drops, so a drop happens
+when the builds in the background are done. Other work on the machine lengthens all times.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import wait
 from typing import Any
 
 import torch
@@ -165,6 +166,7 @@ def train(model: nn.Module, x: Tensor, half: bool, builds: Builds) -> None:
     step("second step")
     evaluate("evaluation")
     while not all(site.committed for site in sites_of(model)):
+        wait(ahead._later.values())
         for site in sites_of(model):
             site.keep(len(site.alive) - 1, step=0)
         committed = all(site.committed for site in sites_of(model))

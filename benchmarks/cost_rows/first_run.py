@@ -23,7 +23,8 @@ from flexact.studies.overhead.timing import spread
 
 DEFAULT, FUSED = "first run", "first run, fuse=True"
 FIRST = {"cpu": "first steps, with the C library, s", "cuda": "first steps, with Triton's kernels, s"}
-DROPS, COMMITMENT, EVALUATIONS, OTHER = "drops, s", "commitment, s", "evaluations, s", "longest other step, s"
+DROPS, COMMITMENT, EVALUATIONS = "drops, s", "commitment, s", "evaluations, s"
+OTHERS, OTHER = "all other steps, s", "longest other step, s"
 STALL = ("custom candidate, 2^20 + 1 elements", "longest first step of a round, s")
 CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME")
 WINDOW = 3
@@ -62,23 +63,27 @@ def _step_times(*arguments: str) -> dict[str, Any]:
 
 
 def waits(steps: Sequence[float], candidates: Sequence[int], evaluations: Sequence[float]) -> dict[str, float]:
-    """Return the seconds beyond the median step of the same round, of the steps at which kernels may be built.
+    """Return the seconds beyond the usual step of the same round, of the steps at which kernels may be built, and of
+    all others, which builds in the background may slow down.
 
+    The usual step is the median of the second half of the round, by which these builds should have ended.
     steps, evaluations: seconds. candidates: how many were left at each step.
     """
     changes = [i for i in range(1, len(steps)) if candidates[i] != candidates[i - 1]]
     beyond: list[float] = []
     for start, end in itertools.pairwise([0, *changes, len(steps)]):
         own = steps[start:end]
-        beyond += [seconds - statistics.median(own) for seconds in own]
+        usual = statistics.median(own[len(own) // 2 :])
+        beyond += [seconds - usual for seconds in own]
     # The step before a change drops the candidates; those after it are the first without them.
     windows = [range(WINDOW), *(range(change - 1, change + WINDOW) for change in changes)]
     first, *drops, commitment = (sum(beyond[i] for i in window) for window in windows)
-    other = set(range(len(steps))) - set(itertools.chain.from_iterable(windows))
+    others = [beyond[i] for i in set(range(len(steps))) - set(itertools.chain.from_iterable(windows))]
     usual = statistics.median(evaluations)
     found = {"first": first, DROPS: sum(drops), COMMITMENT: commitment}
-    found |= {EVALUATIONS: sum(own - usual for own in evaluations), OTHER: max(beyond[i] for i in other)}
-    return found
+    return found | {
+        EVALUATIONS: sum(own - usual for own in evaluations), OTHERS: sum(others), OTHER: max(others),
+    }  # fmt: skip
 
 
 def custom_candidate(device: torch.device) -> Iterator[Row]:

@@ -97,7 +97,7 @@ def test_the_steps_of_picking_are_those_of_the_default_schedule(benchmark: Bench
 # -- first runs --------------------------------------------------------------------------------------------------------
 
 
-def test_waits_are_the_seconds_beyond_the_median_of_a_round(benchmark: Benchmark) -> None:
+def test_waits_are_the_seconds_beyond_the_usual_step_of_a_round(benchmark: Benchmark) -> None:
     first_run = benchmark("cost_rows.first_run")
     steps = [0.5] * 20 + [0.4] * 20 + [0.2] * 20
     candidates = [3] * 20 + [2] * 20 + [1] * 20
@@ -107,9 +107,10 @@ def test_waits_are_the_seconds_beyond_the_median_of_a_round(benchmark: Benchmark
     steps[19] += 0.05  # drops a candidate
     steps[20] += 0.7  # the first step without it
     steps[41] += 0.2
+    steps[23:30] = [0.5] * 7  # slowed by builds in the background
     found = first_run.waits(steps, candidates, [0.1, 0.1, 0.4])
     expected = {"first": 5.0, "drops, s": 0.75, "commitment, s": 0.2, "evaluations, s": 0.3}
-    assert found == pytest.approx(expected | {"longest other step, s": 0.3})
+    assert found == pytest.approx(expected | {"all other steps, s": 1.0, "longest other step, s": 0.3})
 
 
 def test_a_first_run_trains_through_all_rounds_with_a_hundred_steps_between_them(

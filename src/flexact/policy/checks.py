@@ -36,7 +36,7 @@ def checked_steps(total_steps: Any, network_steps: Any) -> int:
 
 def check_loss(loss: Any) -> None:
     """Raise if a loss is not a single number."""
-    is_number = isinstance(loss, Real) or (isinstance(loss, Tensor) and loss.numel() == 1)
+    is_number = loss.numel() == 1 if isinstance(loss, Tensor) else isinstance(loss, Real)
     if loss is not None and not is_number:
         got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)[:80]
         raise FlexActError(f"schedule.step takes the loss of the step, one number; got {got}. Give its mean.")

@@ -345,12 +345,12 @@ class Schedule:
         """Write the values in place, since a captured CUDA graph reads this memory. Skip unchanged values, since each
         write is a kernel launch."""
         self.router.move_to_device()
-        temperatures = [site.temperature for site in self.router.sites]
+        temperatures = self.router.temperatures()
         held = [*temperatures, self._step_size, self.router.alpha]
         if self._written == ((temperature, step_size, alpha), [version_of(one) for one in held]):
             return
-        torch._foreach_zero_(temperatures)
-        torch._foreach_add_(temperatures, temperature)
+        first = temperatures[0].fill_(temperature)
+        torch._foreach_copy_(temperatures, [first] * len(temperatures))  # on a CPU faster than arithmetic
         self._step_size.fill_(step_size)
         self.router.alpha.fill_(alpha)
         self._written = ((temperature, step_size, alpha), [version_of(one) for one in held])

@@ -26,7 +26,7 @@ class SiteTables:
 
     @property
     def device(self) -> torch.device:
-        return self.sites[0].logits.device
+        return self.sites[0]._parameters["logits"].device  # type: ignore[union-attr]  # see `parameters`
 
     def logits(self) -> Tensor:
         """Return the logits of all sites, (rows, K), padded; differentiable."""

@@ -1,8 +1,12 @@
-"""Tests of background builds: each kernel is built once, and an error of a build does not reach the training."""
+"""Tests of background builds: each kernel is built once, and an error of a build does not reach the training; what is
+needed later does not hold it up."""
 
 from __future__ import annotations
 
+import functools
 import threading
+from concurrent.futures import wait
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +20,7 @@ from flexact.ops.triton.launch import Launch
 @pytest.fixture(autouse=True)
 def nothing_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "_started", {})
+    monkeypatch.setattr(ahead, "_later", {})
     monkeypatch.setattr(triton, "AsyncCompileMode", object, raising=False)
 
 
@@ -37,10 +42,76 @@ def test_a_failed_build_in_the_background_does_not_raise() -> None:
     ahead.wait_for("another kernel")
 
 
+class Builder:
+    """Stands in for the process that compiles: it waits until it may, and records what it was asked for."""
+
+    def __init__(self, target: str, may: threading.Event, asked: list[str]) -> None:
+        self.target, self._may, self._asked = target, may, asked
+
+    def build(self, request: SimpleNamespace) -> bool:
+        self._may.wait()
+        self._asked.append(request.kernel)
+        if request.kernel == "ends the process":
+            raise BrokenPipeError
+        return request.kernel != "fails"
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Starts later builds; `may` lets them begin, and `asked` and `built` tell what was compiled and then loaded."""
+    may, asked, built = threading.Event(), list[str](), list[str]()
+    monkeypatch.setattr(ahead, "Builder", lambda target: Builder(target, may, asked))
+    monkeypatch.setattr(ahead, "_queue", functools.cache(ahead._queue.__wrapped__))
+    monkeypatch.setattr(ahead.os, "cpu_count", lambda: 1)  # one process
+
+    def start(kernel: str) -> None:
+        ahead.start_later(kernel, lambda: SimpleNamespace(target="gpu", kernel=kernel), lambda: built.append(kernel))
+
+    return SimpleNamespace(start=start, may=may, asked=asked, built=built)
+
+
+def test_a_later_build_is_compiled_once_in_another_process_and_then_loaded(later: SimpleNamespace) -> None:
+    for kernel in ("one", "fails", "other", "one", "ends the process", "last"):
+        later.start(kernel)
+    later.may.set()
+    assert not wait(ahead._later.values(), timeout=10).not_done
+    assert later.asked == ["one", "fails", "other", "ends the process", "last"]
+    assert later.built == ["one", "other", "last"]
+
+
+def test_training_does_not_wait_for_a_later_build_that_has_not_begun(later: SimpleNamespace) -> None:
+    for kernel in ("first", "needed", "followed"):
+        later.start(kernel)
+    ahead.wait_for("needed")  # training compiles it itself
+    ahead.start("followed", lambda: later.built.append("in a thread"))
+    ahead.wait_for("followed")
+    assert later.built == ["in a thread"]
+    later.may.set()
+    later.start("needed")
+    later.start("last")
+    assert not wait(ahead._later.values(), timeout=10).not_done
+    assert later.asked == ["first", "last"]
+
+
+def test_training_takes_a_kernel_that_another_process_has_compiled(later: SimpleNamespace) -> None:
+    later.may.set()
+    later.start("a kernel")
+    assert not wait(ahead._later.values(), timeout=10).not_done
+    ahead.start("a kernel", lambda: later.built.append("again"))
+    ahead.wait_for("a kernel")
+    assert later.built == ["a kernel"]
+    assert not ahead._started
+
+
 def test_an_older_triton_builds_nothing_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(triton, "AsyncCompileMode")
     ahead.start("a kernel", lambda: None)
+    ahead.start_later("a kernel", lambda: pytest.fail("started"), lambda: None)
     assert not ahead._started
+    assert not ahead._later
 
 
 def test_a_kernel_starts_the_builds_of_all_variants_that_it_prepares(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,11 +84,13 @@ class FakeGPU:
         return 0
 
 triton.runtime.driver.set_active(FakeGPU())
-waited_for = []
+waited_for, twice = [], []
 
 def listen(src, cache_hit, **rest):
     if threading.current_thread() is threading.main_thread():
         waited_for.append(src.name)
+    elif "later" in threading.current_thread().name and not cache_hit:
+        twice.append(src.name)
 
 class Prepared:
     def __init__(self, *_):
@@ -119,10 +121,14 @@ train(0)
 train(3)
 routed.forward(h, blending(1, statistics=False))
 routed.forward(h, blending(1, statistics=False), fusing[False])
+assert not wait(ahead._later.values(), timeout=120).not_done  # as in a round of hundreds of steps
+assert len(ahead._later) == 5 and not twice, twice  # two kernels of each pick, and one of both
+started = len(ahead._started)
 for pick in (0, 1):
     routed.forward(h, blending(1, (pick,), False), fusing[True])
     routed.backward(h, h, blending(1, (pick,), False), False, fusing[True])
 assert waited_for == ["forward", "_sweep", "forward"], waited_for
+assert len(ahead._started) == started
 assert [build.exception() for build in ahead._started.values()] == [None] * len(ahead._started)
 assert warnings.filters == filters
 """
@@ -147,11 +153,20 @@ STUB = """
 
 /* A CUDA driver without a GPU. A launch writes to the address of its first parameter: the kernel, the grid, the number
    of threads, the shared memory, the stream, and then its other parameters, of which the last one is NULL. */
-static int context;
+static int context, capture_mode;
 int cuCtxGetCurrent(void **found) { *found = &context; return 0; }
 int cuCtxSetCurrent(void *given) { return 0; }
 int cuDevicePrimaryCtxRetain(void **found, int device) { return 1; }
-int cuModuleLoadData(void **module, const void *image) { *module = (void *)image; return 0; }
+int cuThreadExchangeStreamCaptureMode(int *mode) {
+    const int given = *mode;
+    *mode = capture_mode;
+    capture_mode = given;
+    return 0;
+}
+int cuModuleLoadData(void **module, const void *image) {
+    *module = (void *)image;
+    return capture_mode == 2 ? 0 : 900; /* while another thread captures, only the relaxed mode allows it */
+}
 int cuModuleGetFunction(void **function, void *module, const char *name) {
     *function = (void *)(intptr_t)(((const char *)module)[0] + 256 * name[0]);
     return 0;
@@ -161,6 +176,7 @@ int cuGetErrorString(int error, const char **text) { *text = error == 9 ? "inval
 int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned tx, unsigned ty, unsigned tz,
                    unsigned shared, void *stream, void **parameters, void **extra) {
     if (x == 999) return 9;
+    if (capture_mode != 0) return 7;
     int64_t *out = *(int64_t **)parameters[0];
     const int64_t first[] = {(intptr_t)function, x, y, z, tx * ty * tz, shared, (intptr_t)stream};
     for (int i = 0; i < 7; i++) *out++ = first[i];

@@ -70,8 +70,12 @@ class Blend:
 
     def constants(self, fast: bool) -> tuple[tuple[Part, ...], tuple[tuple[float, ...], ...], bool, bool]:
         """Return the compile-time constants in the order in which every kernel takes them."""
-        is_built_in = all(isinstance(part, int) for part in self.basis)
-        return self.basis if is_built_in else _WithCustomForms(self.basis), self.forms, fast, self.has_many
+        return self.basis if self.is_built_in else _WithCustomForms(self.basis), self.forms, fast, self.has_many
+
+    @property
+    def is_built_in(self) -> bool:
+        """Whether the basis has no custom forms."""
+        return all(isinstance(part, int) for part in self.basis)
 
     def picks(self) -> list[Blend]:
         """Return a blend for each alive candidate alone, as a site that commits to it has."""

@@ -12,10 +12,12 @@
 #define NO_DRIVER (-2)
 #define MAX_DYNAMIC_SHARED 8  /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
 #define DEFAULT_SHARED 49152  /* bytes that need no permission */
+#define RELAXED 2  /* CU_STREAM_CAPTURE_MODE_RELAXED */
 
 typedef int (*GetCurrent)(void **context);
 typedef int (*SetCurrent)(void *context);
 typedef int (*Retain)(void **context, int device);
+typedef int (*ExchangeMode)(int *mode);
 typedef int (*LoadData)(void **module, const void *image);
 typedef int (*GetFunction)(void **function, void *module, const char *name);
 typedef int (*SetAttribute)(void *function, int attribute, int value);
@@ -27,6 +29,7 @@ static struct {
     GetCurrent get_current;
     SetCurrent set_current;
     Retain retain;
+    ExchangeMode exchange_mode;
     LoadData load_data;
     GetFunction get_function;
     SetAttribute set_attribute;
@@ -52,12 +55,13 @@ static int open_driver(void) {
     driver.get_current = (GetCurrent)dlsym(library, "cuCtxGetCurrent");
     driver.set_current = (SetCurrent)dlsym(library, "cuCtxSetCurrent");
     driver.retain = (Retain)dlsym(library, "cuDevicePrimaryCtxRetain");
+    driver.exchange_mode = (ExchangeMode)dlsym(library, "cuThreadExchangeStreamCaptureMode");
     driver.load_data = (LoadData)dlsym(library, "cuModuleLoadData");
     driver.get_function = (GetFunction)dlsym(library, "cuModuleGetFunction");
     driver.set_attribute = (SetAttribute)dlsym(library, "cuFuncSetAttribute");
     driver.get_error_string = (GetErrorString)dlsym(library, "cuGetErrorString");
     LaunchKernel launch_kernel = (LaunchKernel)dlsym(library, "cuLaunchKernel");
-    if (!driver.get_current || !driver.set_current || !driver.retain || !driver.load_data || !driver.get_function ||
+    if (!driver.get_current || !driver.set_current || !driver.retain || !driver.exchange_mode || !driver.load_data || !driver.get_function ||
         !driver.set_attribute || !driver.get_error_string || !launch_kernel)
         return NO_DRIVER;
     driver.launch_kernel = launch_kernel;
@@ -73,12 +77,22 @@ static int enter(int device) {
     return missing ? missing : driver.set_current(context);
 }
 
+/* Load a module from a cubin. A load would end the capture of a CUDA graph in any thread, unless the mode is relaxed. */
+static int load_module(void **module, const void *cubin) {
+    int mode = RELAXED;
+    int failed = driver.exchange_mode(&mode);
+    if (failed) return failed;
+    failed = driver.load_data(module, cubin);
+    const int not_restored = driver.exchange_mode(&mode);
+    return failed ? failed : not_restored;
+}
+
 /* Load a kernel from a cubin. Return 0, an error of the driver, or NO_DRIVER. */
 int load_kernel(const void *cubin, const char *name, int shared, int device, void **function) {
     int failed = open_driver();
     if (!failed) failed = enter(device);
     void *module = NULL;
-    if (!failed) failed = driver.load_data(&module, cubin);
+    if (!failed) failed = load_module(&module, cubin);
     if (!failed) failed = driver.get_function(function, module, name);
     if (!failed && shared > DEFAULT_SHARED) failed = driver.set_attribute(*function, MAX_DYNAMIC_SHARED, shared);
     return failed;

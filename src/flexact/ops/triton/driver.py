@@ -102,7 +102,7 @@ def kernel(built: Any, grid: tuple[int, ...], arguments: Sequence[Any], device: 
     if found is None or load() is None:
         return None
     metadata = built.metadata
-    function = _function(built.asm["cubin"], metadata.name.encode(), metadata.shared, device)
+    function = _loaded(built, device)
     prepared = _Kernel(function, (*grid, 1, 1)[:3], metadata.num_warps * _WARP, metadata.shared, len(found))
     aligned = {path[0] for path, given in built.src.attrs.items() if ["tt.divisibility", 16] in given}
     pointers = [i for i, kind in enumerate(built.src.signature.values()) if kind[0] == "*"]
@@ -113,6 +113,17 @@ def kernel(built: Any, grid: tuple[int, ...], arguments: Sequence[Any], device: 
             prepared.sources[i] = -1
             prepared.values[i] = int.from_bytes(struct.pack("<" + _FORMATS[kind], value), "little")
     return prepared
+
+
+def load_ahead(built: Any, device: int) -> None:
+    """Load a compiled kernel into a device, so that `kernel` finds it there. Another thread may be capturing a CUDA
+    graph."""
+    if load() is not None:
+        _loaded(built, device)
+
+
+def _loaded(built: Any, device: int) -> int:
+    return _function(built.asm["cubin"], built.metadata.name.encode(), built.metadata.shared, device)
 
 
 @functools.lru_cache(maxsize=1024)

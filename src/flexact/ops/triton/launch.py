@@ -25,7 +25,8 @@ from torch.library import wrap_triton
 
 from flexact.ops.dispatch import CannotBuild
 from flexact.ops.operators import is_recorded
-from flexact.ops.triton import ahead, driver
+from flexact.ops.triton import ahead, cache_keys, driver
+from flexact.ops.triton.builder import Request
 
 _GPU_ERRORS = ("CUDA error", "Triton Error [CUDA]")
 """Substrings of errors about the GPU or an earlier launch on it, as opposed to the compilation of a kernel."""
@@ -56,19 +57,25 @@ class Launch:
         self.kernel, self.grid, self.numbers, self.constants, self.warps = kernel, grid, numbers, constants, warps
         self.missing = (None,) * missing
         self.arguments = (*numbers, *constants)
-        self._prepared: list[tuple[Launch, Callable[..., Iterable[torch.dtype]]]] = []
+        self._prepared: list[tuple[Launch, Callable[..., Iterable[torch.dtype]], bool]] = []
 
     def build_ahead(self, device: int, dtypes: Dtypes) -> None:
         """Build this kernel for aligned tensors, and those registered with `prepares`, in the background."""
         ahead.start(self._build_key(device, dtypes), functools.partial(self._compile, device, dtypes))
         self._build_prepared_ahead(device, dtypes)
 
-    def prepares(self, other: Launch, dtypes: Callable[..., Iterable[torch.dtype]]) -> None:
+    def build_later(self, device: int, dtypes: Dtypes) -> None:
+        """Build this kernel for aligned tensors in another process, for a use that is far ahead."""
+        key, compiled = self._build_key(device, dtypes), functools.partial(self._compile, device, dtypes)
+        ahead.start_later(key, functools.partial(self._request, device, dtypes), compiled)
+
+    def prepares(self, other: Launch, dtypes: Callable[..., Iterable[torch.dtype]], later: bool = False) -> None:
         """Build another kernel in the background when this one is built.
 
         dtypes: returns the dtypes of the other launch, given those of this one.
+        later: whether the other kernel's use is far ahead; see `build_later`.
         """
-        self._prepared.append((other, dtypes))
+        self._prepared.append((other, dtypes, later))
 
     def run(self, tensors: Sequence[Tensor]) -> None:
         """Launch the kernel through Triton's documented interface."""
@@ -96,20 +103,29 @@ class Launch:
     def _build_key(self, device: int, dtypes: Dtypes) -> tuple[Any, ...]:
         """Return the key of a compilation. The runtime numbers are left out, although Triton specialises on multiples
         of 16."""
+        cache_keys.settle()
         return device, self.kernel, self.constants, self.warps, dtypes
 
     def _build_prepared_ahead(self, device: int, dtypes: Dtypes) -> None:
-        for other, dtypes_of in self._prepared:
-            other.build_ahead(device, tuple(dtypes_of(*dtypes)))
+        for other, dtypes_of, later in self._prepared:
+            (other.build_later if later else other.build_ahead)(device, tuple(dtypes_of(*dtypes)))
 
     def _compile(self, device: int, dtypes: Dtypes) -> None:
-        """Compile the kernel for aligned tensors. It is loaded later, by the thread that launches it: another thread
-        may be capturing a CUDA graph now."""
-        with torch.cuda.device(device) if device >= 0 else contextlib.nullcontext():
-            self._compiled(dtypes)
+        """Compile the kernel for aligned tensors, and load it into a device."""
+        with _current(device):
+            built = self._compiled(dtypes)
+            if device >= 0:
+                driver.load_ahead(built, device)
 
     def _compiled(self, tensors: Sequence[Tensor] | Dtypes) -> Any:
         return self.kernel.warmup(*self.missing, *tensors, *self.arguments, grid=self.grid, num_warps=self.warps)
+
+    def _request(self, device: int, dtypes: Dtypes) -> Request:
+        """Return what another process needs to compile the kernel for aligned tensors."""
+        with _current(device):
+            target = triton.runtime.driver.active.get_current_target()
+        arguments = (*self.missing, *dtypes, *self.arguments)
+        return Request(target, self.kernel.__module__, self.kernel.__name__, arguments, self.grid, self.warps)
 
 
 class Launches:
@@ -169,6 +185,11 @@ class Launches:
             return driver.Prepared(device, known)
         _warn_once()
         return None
+
+
+def _current(device: int) -> contextlib.AbstractContextManager[object]:
+    """Return a context in which a device is the current one."""
+    return torch.cuda.device(device) if device >= 0 else contextlib.nullcontext()
 
 
 def one(launch: Launch, count: int) -> Launches:

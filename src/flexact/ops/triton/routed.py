@@ -21,6 +21,8 @@ from flexact.ops.triton.tiles import FEW_SUMS, FLAT, MANY_SUMS, Tiles, by_channe
 
 _FEW_BASIS_FUNCTIONS = 6
 _MANY_SUMS_BLOCK = 256
+_MOST_PREPARED = 5
+"""The kernels of every possible pick are built ahead of the commitment when at most so many candidates are left."""
 _NOTHING = Blend((), (), 0)
 
 
@@ -226,11 +228,12 @@ def _backward_launches(
         return sweep, None, None
     channels = tiles.channels if is_fused else 0
     numbers = (by_norm, parts.alive, channels, *tiles.parts(tiles.channels), rows, *tiles.parts(rows), k)
-    block, warps = (256, 1) if is_fused else (1024, 4)
-    if parts.has_many:
-        block, warps = _MANY_SUMS_BLOCK, 4
     grid = (channels + (rows if need_logits else 0),)
-    finish = Launch(kernels.finish_backward, grid, numbers, (*parts.constants(fast), count, block), warps)
+    summed = parts if need_logits else _NOTHING  # one kernel for all picks
+    block, warps = (256, 1) if is_fused else (1024, 4)
+    if summed.has_many:
+        block, warps = _MANY_SUMS_BLOCK, 4
+    finish = Launch(kernels.finish_backward, grid, numbers, (*summed.constants(fast), count, block), warps)
     if not is_fused:
         return sweep, finish, None
     needed = _NOTHING if kinds[1] or parts.has_many else parts  # where ∂h is stored: one kernel for all bases
@@ -244,21 +247,31 @@ def _prepare_training(
     fast: bool,
 ) -> None:  # fmt: skip
     """Build what follows a forward in training ahead: the backward, an evaluation and, if fused, the commitment."""
-    choices, picks = (kinds, rows, k, fast), parts.picks()
-    need_logits = len(picks) > 1
-    backward, finish, through_norm = _backward_launches(
-        tiles, parts, need_logits, batch_statistics, kinds, rows, k, fast
-    )
-    sweep.prepares(backward, lambda *dtypes: (*dtypes[:-4], dtypes[-4], *dtypes[-4:]))
+    choices, picks = (batch_statistics, kinds, rows, k, fast), parts.picks()
+    _prepare_backward(sweep, tiles, parts, len(picks) > 1, choices)
+    if len(picks) == 1:
+        return
+    evaluation, _ = _forward_launches(tiles, parts, False, False, kinds, rows, k, fast)
+    sweep.prepares(evaluation, lambda *dtypes: dtypes)
+    if kinds == NOT_FUSED.kinds or len(picks) > _MOST_PREPARED:
+        return
+    for pick in picks:
+        if pick.is_built_in:  # another process cannot compile custom forms
+            committed, _ = _forward_launches(tiles, pick, False, *choices)
+            sweep.prepares(committed, lambda *dtypes: dtypes, later=True)
+            _prepare_backward(sweep, tiles, pick, False, choices, later=True)
+
+
+def _prepare_backward(
+    sweep: Launch, tiles: Tiles, parts: Blend, need_logits: bool, choices: tuple[Any, ...], later: bool = False
+) -> None:
+    """Build the backward that follows a forward ahead."""
+    backward, finish, through_norm = _backward_launches(tiles, parts, need_logits, *choices)
+    sweep.prepares(backward, lambda *dtypes: (*dtypes[:-4], dtypes[-4], *dtypes[-4:]), later)
     if finish:
-        sweep.prepares(finish, lambda *dtypes: (dtypes[-1],) * 4)
+        sweep.prepares(finish, lambda *dtypes: (dtypes[-1],) * 4, later)
     if through_norm:
-        sweep.prepares(through_norm, _dtypes_through_norm)
-    later = [(parts, False)] if need_logits else []
-    later += [(pick, True) for pick in picks] if through_norm and len(picks) == 2 else []
-    for other, trains in later:
-        evaluation, _ = _forward_launches(tiles, other, False, trains, *choices)
-        sweep.prepares(evaluation, lambda *dtypes: dtypes)
+        sweep.prepares(through_norm, _dtypes_through_norm, later)
 
 
 def _dtypes_through_norm(*dtypes: torch.dtype) -> tuple[torch.dtype, ...]:
