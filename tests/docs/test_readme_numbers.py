@@ -97,7 +97,7 @@ def phrases() -> list[str]:
         f"training step, eager | {cost('fused'):.2f}; with `fuse=True` {cost('fused_bn'):.2f}",
         f"in a CUDA graph | {shown[0]:.3f}; with `fuse=True` {shown[1]:.3f}",
         f"peak memory, eager | {memory[0]:.2f}; with `fuse=True` {memory[1]:.3f}",
-        f"Without Triton, an eager step of ResNet-18 takes {cost('closed_form'):.2f} times as long",
+        f"Without Triton, an eager step of ResNet-18 took {cost('closed_form'):.2f} times as long",
         f"gains {short:.2f} points on CIFAR-100 in 30 epochs ({counted(short_seeds, 'seed')})",
         f"in 200 it gains {long:.2f} ({counted(long_seeds, 'seed')}",
     ]
