@@ -118,7 +118,7 @@ def _define(name: str, decorator: Decorator, choose: Choice) -> tuple[CustomOpDe
     def operator(
         h: Tensor,
         logits: Tensor,
-        weights: Tensor,
+        weights: Tensor | None,
         probabilities: Tensor,
         temperature: Tensor,
         keys: str,
@@ -133,7 +133,7 @@ def _define(name: str, decorator: Decorator, choose: Choice) -> tuple[CustomOpDe
     def backward_operator(
         delta: Tensor,
         h: Tensor,
-        weights: Tensor,
+        weights: Tensor | None,
         probabilities: Tensor,
         temperature: Tensor,
         keys: str,
