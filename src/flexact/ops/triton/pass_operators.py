@@ -77,7 +77,9 @@ def _define(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -
     name = f"flexact::{schema.partition('(')[0]}"
     # Older versions of PyTorch keep the order of the strides, which is enough for dense tensors.
     strides = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
-    torch.library.define(name, schema.removeprefix(name.partition("::")[2]), tags=(strides, torch.Tag.pt2_compliant_tag))
+    torch.library.define(
+        name, schema.removeprefix(name.partition("::")[2]), tags=(strides, torch.Tag.pt2_compliant_tag)
+    )
     torch.library.impl(name, "CompositeExplicitAutograd", kernel)
     torch.library.register_fake(name, fake)
 
@@ -85,7 +87,7 @@ def _define(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -
 _optional = ", ".join(f"Tensor? t{number}=None" for number in range(1, MOST_TENSORS))
 _define(f"triton_pass(str plan, Tensor t0, {_optional}) -> Tensor[]", _run, _allocated)
 _define(
-    "triton_moments(str plan, Tensor y, Tensor(a!)? mean=None, Tensor(b!)? var=None, Tensor(c!)? batches=None) -> Tensor",
+    "triton_moments(str plan, Tensor y, Tensor(a!)? mean=None, Tensor(b!)? var=None, Tensor(c!)? count=None) -> Tensor",
     lambda *given: _run(*given)[0],
     lambda *given: _allocated(*given)[0],
 )
