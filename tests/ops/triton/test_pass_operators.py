@@ -69,7 +69,7 @@ def test_training_equals_that_of_the_eager_model(granularity: Any, memory_format
 def test_an_operator_needs_no_more_than_its_plan() -> None:
     """A graph from a cache runs in a process that has not traced it."""
     h, p = torch.randn(4, 6), torch.softmax(torch.randn(1, 5), -1)
-    plan = pass_operators.plan_of("forward", h, CANDIDATES, tuple(range(5)), 1, True, (False, (1, 0)))
+    plan = pass_operators.plan_of("forward", h.stride(), (h, p), CANDIDATES, tuple(range(5)), 1, True, (False, (1, 0)))
     x, sensitivities = torch.ops.flexact.triton_pass(plan, h, p)
     values = torch.stack([h.relu(), h.sigmoid(), h.tanh(), nn.functional.leaky_relu(h), h])
     torch.testing.assert_close(x, torch.einsum("k,kab->ab", p[0], values))

@@ -64,7 +64,7 @@ def _operator(
 def _moments(y: Tensor, running: Running | None, momentum: float | None, eps: float) -> Tensor:
     choices = (running is not None, momentum, eps)
     if pass_operators.records(y):
-        return pass_operators.run_moments(pass_operators.plan_of("moments", y, *choices), y, *(running or ()))
+        return pass_operators.run_moments(y, running or (), *choices)
     (found,) = moments_pass(y, *choices).run(y, *(running or ()))
     return found
 

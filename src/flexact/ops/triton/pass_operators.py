@@ -30,19 +30,24 @@ def records(h: Tensor) -> bool:
     return is_static and is_recorded(h) and not torch.compiler.is_exporting()
 
 
-def plan_of(maker: str, h: Tensor, *choices: Any) -> str:
-    """Return a text that identifies a pass over tensors like h. It is part of a graph, which another process may read
-    from a cache."""
-    return repr((maker, tuple(h.shape), h.stride(), str(h.dtype), choices))
+def plan_of(maker: str, strides: Sequence[int], tensors: Sequence[Tensor], *choices: Any) -> str:
+    """Return a text that identifies a pass over tensors like these. It is part of a graph, which another process may
+    read from a cache.
+
+    strides: those of the tensors that have the layout of a site's input; the others are contiguous.
+    """
+    types = [(str(tensor.dtype).removeprefix("torch."), *tensor.shape) for tensor in tensors]
+    return repr((maker, tuple(strides), types, choices))
 
 
-def run(plan: str, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Add a pass to the graph. Return its outputs."""
-    return tuple(torch.ops.flexact.triton_pass(plan, *tensors))
+def run(maker: str, strides: Sequence[int], tensors: Sequence[Tensor], *choices: Any) -> tuple[Tensor, ...]:
+    """Add a pass to the graph. Return its outputs. See `plan_of`."""
+    return tuple(torch.ops.flexact.triton_pass(plan_of(maker, strides, tensors, *choices), *tensors))
 
 
-def run_moments(plan: str, y: Tensor, *running: Tensor) -> Tensor:
+def run_moments(y: Tensor, running: Sequence[Tensor], *choices: Any) -> Tensor:
     """Add the pass that computes the moments of y, and updates the running statistics, to the graph."""
+    plan = plan_of("moments", y.stride(), (y, *running), *choices)
     found: Tensor = torch.ops.flexact.triton_moments(plan, y, *running)
     return found
 

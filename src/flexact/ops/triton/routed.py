@@ -87,11 +87,11 @@ def forward(h: Tensor, blending: Blending, preactivation: Preactivation | None =
     if h.numel() == 0:
         return torch.empty_like(h), weights.new_zeros(weights.shape if blending.statistics else 0)
     fusing, tensors = (NOT_FUSED, ()) if preactivation is None else (preactivation.fusing, preactivation.tensors)
+    given = (h, weights, *tensors)
     if pass_operators.records(h):
-        plan = pass_operators.plan_of("forward", h, *blending[3:], tuple(fusing))
-        x, gathered = pass_operators.run(plan, h, weights, *tensors)
+        x, gathered = pass_operators.run("forward", h.stride(), given, *blending[3:], tuple(fusing))
     else:
-        x, gathered = forward_pass(h, blending, fusing).run(h, weights, *tensors)
+        x, gathered = forward_pass(h, blending, fusing).run(*given)
     return x, gathered
 
 
@@ -118,8 +118,7 @@ def backward(
     fusing, tensors = (NOT_FUSED, ()) if preactivation is None else (preactivation.fusing, preactivation.tensors)
     given = (delta, h, weights, blending.probabilities.contiguous(), blending.temperature, *tensors)
     if pass_operators.records(h):
-        plan = pass_operators.plan_of("backward", h, *blending[3:], need_logits, tuple(fusing))
-        found = pass_operators.run(plan, *given)
+        found = pass_operators.run("backward", h.stride(), given, *blending[3:], need_logits, tuple(fusing))
     else:
         found = backward_pass(h, blending, need_logits, fusing).run(*given)
     return found[0], found[2] if len(found) == 3 else None, found[1]
