@@ -170,12 +170,12 @@ _routed = operators.RoutedActivation("routed_activation", torch.library.custom_o
 
 
 @_routed.operator.register_fake
-def _(h: Tensor, logits: Tensor, weights: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _(h: Tensor, logits: Tensor, weights: Tensor | None, p: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     statistics = rest[-1]
-    return torch.empty_like(h), weights.new_empty(weights.shape if statistics else 0)
+    return torch.empty_like(h), p.new_empty(p.shape if statistics else 0)
 
 
 @_routed.backward_operator.register_fake
-def _(delta: Tensor, h: Tensor, weights: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _(delta: Tensor, h: Tensor, weights: Tensor | None, p: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     need_logits = rest[-1]
-    return torch.empty_like(h), weights.new_empty(weights.numel() if need_logits else 0)
+    return torch.empty_like(h), p.new_empty(p.numel() if need_logits else 0)

@@ -119,7 +119,7 @@ def _define(name: str, decorator: Decorator, choose: Choice) -> tuple[CustomOpDe
     def operator(
         h: Tensor,
         logits: Tensor,
-        weights: Tensor,
+        weights: Tensor | None,
         probabilities: Tensor,
         temperature: Tensor,
         keys: str,
@@ -134,7 +134,7 @@ def _define(name: str, decorator: Decorator, choose: Choice) -> tuple[CustomOpDe
     def backward_operator(
         delta: Tensor,
         h: Tensor,
-        weights: Tensor,
+        weights: Tensor | None,
         probabilities: Tensor,
         temperature: Tensor,
         keys: str,

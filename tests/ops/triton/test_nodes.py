@@ -119,3 +119,28 @@ def test_a_fused_site_has_no_second_derivative() -> None:
     assert Kernels.launched > 0
     with pytest.raises(flexact.FlexActError, match="no second derivative"):
         torch.autograd.grad(out, x, create_graph=True)
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+def test_the_operators_of_a_compiled_model_run_in_the_extension() -> None:
+    torch.manual_seed(0)
+    model = flexact.convert(Block(), config=flexact.FlexConfig(candidates=CANDIDATES), fuse=True)
+    models = [model, copy.deepcopy(model)]
+    for one in models:
+        one.kept = flexact.Schedule(one, 10_000)  # draws no noise in the graph
+    compiled = torch.compile(models[0], backend="aot_eager", fullgraph=True)
+    launched = []
+    for step in range(3):  # the first step traces, and prepares the passes
+        x = torch.randn(3, 3, 4, 5)
+        inputs = [x.clone().requires_grad_() for _ in models]
+        before = Kernels.launched
+        out = compiled(inputs[0])
+        out.square().sum().backward()
+        launched.append(Kernels.launched - before)
+        expected = models[1](inputs[1])
+        expected.square().sum().backward()
+        torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6, msg=f"step {step}")
+        torch.testing.assert_close(inputs[0].grad, inputs[1].grad, rtol=1e-4, atol=1e-5)
+    # Four moments, three forwards and three backwards, each one pass of several kernels.
+    assert launched[1:] == [10, 10]
+    torch.testing.assert_close(models[0].state_dict(), models[1].state_dict(), equal_nan=True)

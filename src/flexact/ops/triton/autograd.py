@@ -76,7 +76,7 @@ def _normalised_forward(
     residual_weight: Tensor | None,
     residual_bias: Tensor | None,
     batch_statistics: bool,
-    weights: Tensor,
+    weights: Tensor | None,
     probabilities: Tensor,
     temperature: Tensor,
     keys: str,

@@ -25,6 +25,7 @@ import torch
 
 from flexact.ops.native import library
 from flexact.ops.triton import driver
+from flexact.ops.triton.pass_operators import first_run
 
 SOURCE = Path(__file__).with_name("chain.cpp")
 VARIABLE = "FLEXACT_EXTENSION"
@@ -121,6 +122,7 @@ def _imported(path: Path) -> ModuleType:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
+    module.set_first_run(first_run)
     return module
 
 

@@ -14,6 +14,7 @@ from torch.library import triton_op
 
 from flexact.ops.batch_norm import Running
 from flexact.ops.operators import is_traced
+from flexact.ops.triton import pass_operators
 from flexact.ops.triton.launch import Launch
 from flexact.ops.triton.passes import Pass
 from flexact.ops.triton.tiles import (
@@ -61,13 +62,19 @@ def _operator(
 
 
 def _moments(y: Tensor, running: Running | None, momentum: float | None, eps: float) -> Tensor:
-    (found,) = moments_pass(y, running is not None, momentum, eps).run(y, *(running or ()))
+    choices = (running is not None, momentum, eps)
+    if pass_operators.records(y):
+        return pass_operators.run_moments(y, running or (), *choices)
+    (found,) = moments_pass(y, *choices).run(y, *(running or ()))
     return found
 
 
 def moments_pass(y: Tensor, track: bool, momentum: float | None, eps: float) -> Pass:
     """Return the pass from y and, if they are tracked, the running statistics to the moments."""
     return by_channel(y, 1, MOMENTS).plan(_plan, track, momentum, eps)
+
+
+pass_operators.makers["moments"] = lambda tensors, *choices: moments_pass(tensors[0], *choices)
 
 
 def _plan(tiles: Tiles, track: bool, momentum: float | None, eps: float) -> Pass:

@@ -62,13 +62,18 @@ class Pass:
         prepared = self.launches.prepared(device, self.dtypes(given))
         return None if prepared is None else (tuple(self.buffers), prepared.address, prepared.count, prepared)
 
-    def run(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Allocate the buffers, launch the kernels, and return the outputs."""
+    def allocated(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the tensors, followed by new buffers."""
         every, first = list(tensors), tensors[0]
         for buffer in self.buffers:
             if isinstance(buffer, int):
                 every.append(torch.empty_like(every[buffer]))
             else:
                 every.append(first.new_empty(buffer, dtype=torch.float32))
+        return every
+
+    def run(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Allocate the buffers, launch the kernels, and return the outputs."""
+        every = self.allocated(tensors)
         self.launches(*every)
         return tuple([every[position] for position in self.outputs])

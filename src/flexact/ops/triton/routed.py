@@ -6,6 +6,7 @@ batch norm saves anyway.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from flexact.ops.blending import Blending
 from flexact.ops.closed_form import dense, with_layout_of
-from flexact.ops.triton import kernels
+from flexact.ops.triton import kernels, pass_operators
 from flexact.ops.triton.basis import Blend, blend, is_fast
 from flexact.ops.triton.launch import Launch
 from flexact.ops.triton.passes import Pass
@@ -89,7 +90,11 @@ def forward(h: Tensor, blending: Blending, preactivation: Preactivation | None =
     if h.numel() == 0:
         return torch.empty_like(h), weights.new_zeros(weights.shape if blending.statistics else 0)
     fusing, tensors = (NOT_FUSED, ()) if preactivation is None else (preactivation.fusing, preactivation.tensors)
-    x, gathered = forward_pass(h, blending, fusing).run(h, weights, *tensors)
+    given = (h, weights, *tensors)
+    if pass_operators.records(h):
+        x, gathered = pass_operators.run("forward", h.stride(), given, *blending[3:], tuple(fusing))
+    else:
+        x, gathered = forward_pass(h, blending, fusing).run(*given)
     return x, gathered
 
 
@@ -114,8 +119,11 @@ def backward(
     if h.numel() == 0:
         return torch.empty_like(h), None, weights.new_zeros(weights.numel() if need_logits else 0)
     fusing, tensors = (NOT_FUSED, ()) if preactivation is None else (preactivation.fusing, preactivation.tensors)
-    routing = (weights, blending.probabilities.contiguous(), blending.temperature)
-    found = backward_pass(h, blending, need_logits, fusing).run(delta, h, *routing, *tensors)
+    given = (delta, h, weights, blending.probabilities.contiguous(), blending.temperature, *tensors)
+    if pass_operators.records(h):
+        found = pass_operators.run("backward", h.stride(), given, *blending[3:], need_logits, tuple(fusing))
+    else:
+        found = backward_pass(h, blending, need_logits, fusing).run(*given)
     return found[0], found[2] if len(found) == 3 else None, found[1]
 
 
@@ -124,6 +132,19 @@ def backward_pass(h: Tensor, blending: Blending, need_logits: bool, fusing: Fusi
     fused site to the gradient w.r.t. h, the flat tensor and, if there is a residual, the gradient w.r.t. it."""
     tiles, parts, choices = _tiled(h, blending, fusing)
     return tiles.plan(_backward_plan, parts, need_logits, *choices)
+
+
+def _made_forward(tensors: Sequence[Tensor], *choices: Any) -> Pass:
+    (h, weights, *_), (*routing, fusing) = tensors, choices
+    return forward_pass(h, Blending(weights, weights, weights, *routing), Fusing(*fusing))
+
+
+def _made_backward(tensors: Sequence[Tensor], *choices: Any) -> Pass:
+    (_, h, weights, *_), (*routing, need_logits, fusing) = tensors, choices
+    return backward_pass(h, Blending(weights, weights, weights, *routing), need_logits, Fusing(*fusing))
+
+
+pass_operators.makers |= {"forward": _made_forward, "backward": _made_backward}
 
 
 def split_results(results: Tensor, channels: int, has_residual_norm: bool) -> tuple[Tensor, ...]:
