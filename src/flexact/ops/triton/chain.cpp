@@ -4,69 +4,20 @@
 #include <Python.h>
 
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/stack.h>
 #include <c10/core/DeviceGuard.h>
-#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/generated/Functions.h>
-#include <torch/csrc/autograd/python_variable.h>
-#include <torch/library.h>
 #include <torch/csrc/utils/object_ptr.h>
 #include <torch/version.h>
 
-#include <mutex>
-#include <unordered_map>
+#include "pass_operators.h"
+#include "passes.h"
 
 namespace {
 
-using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-constexpr int MISALIGNED = -1; /* of driver.c */
-
-/* Functions of driver.c, and of the part of PyTorch that only exists with CUDA. */
-struct Driver {
-    int (*launch)(const void *kernels, int count, const uint64_t *addresses, int device, void *stream);
-    int (*check)(const void *kernels, int count, const uint64_t *addresses);
-    const char *(*error_text)(int error);
-    int32_t (*current_stream)(int32_t device, void **stream); /* may be null */
-};
-Driver driver;
-
-/* A tensor that a pass allocates: like one of its tensors, or of a shape in float32. */
-struct Buffer {
-    int64_t like;
-    std::vector<int64_t> shape;
-};
-
-/* A reference to a Python object. */
-struct Reference {
-    PyObject *object = nullptr;
-
-    explicit Reference(PyObject *given) : object(given) { Py_XINCREF(object); }
-    Reference(Reference &&other) noexcept : object(std::exchange(other.object, nullptr)) {}
-    Reference &operator=(Reference &&other) noexcept { return std::swap(object, other.object), *this; }
-    Reference(const Reference &) = delete;
-    ~Reference() {
-        if (!object || !Py_IsInitialized()) return;
-        const auto state = PyGILState_Ensure();
-        Py_DECREF(object);
-        PyGILState_Release(state);
-    }
-};
-
-struct Pass {
-    std::vector<int64_t> takes; /* the positions of its inputs among the tensors of the chain */
-    std::vector<Buffer> buffers;
-    const void *kernels;
-    int count;
-    Reference keeper{nullptr}; /* keeps the kernels alive */
-};
 
 /* A pass that runs alone, on several tensors that are concatenated, and others. */
 struct Joined : torch::CustomClassHolder {
@@ -98,33 +49,6 @@ struct Chain : torch::CustomClassHolder {
 
 using ChainPtr = c10::intrusive_ptr<Chain>;
 
-uint64_t address(const Tensor &tensor) { return reinterpret_cast<uint64_t>(tensor.data_ptr()); }
-
-void add_buffers(const Pass &pass, std::vector<Tensor> &tensors) {
-    const auto options = tensors[0].options().requires_grad(false).dtype(at::kFloat);
-    for (const auto &buffer : pass.buffers)
-        tensors.push_back(buffer.like < 0 ? at::empty(buffer.shape, options) : at::empty_like(tensors[buffer.like]));
-}
-
-/* Return 0 or MISALIGNED; throw the driver's errors. */
-int launch(const Pass &pass, const std::vector<Tensor> &tensors, int device) {
-    void *stream = nullptr;
-    TORCH_CHECK(!driver.current_stream || !driver.current_stream(device, &stream), "the current stream is unknown");
-    std::vector<uint64_t> addresses;
-    addresses.reserve(tensors.size());
-    for (const auto &one : tensors) addresses.push_back(address(one));
-    const int error = driver.launch(pass.kernels, pass.count, addresses.data(), device, stream);
-    TORCH_CHECK(!error || error == MISALIGNED, "CUDA error: ", driver.error_text(error));
-    return error;
-}
-
-std::vector<Tensor> taken(const Pass &pass, const std::vector<Tensor> &every) {
-    std::vector<Tensor> found;
-    found.reserve(pass.takes.size() + pass.buffers.size());
-    for (const auto position : pass.takes) found.push_back(every[position]);
-    return found;
-}
-
 /* Whether a kernel needs an address of an input that is a multiple of 16. */
 bool must_be_aligned(const Chain &chain, size_t input) {
     std::vector<uint64_t> every(chain.dtypes.size(), 0);
@@ -146,12 +70,6 @@ bool must_be_aligned(const Chain &chain, size_t input) {
     saved.insert(saved.begin(), 0);
     return found || fails(chain.backward, saved);
 }
-
-/* Holds the interpreter's lock. */
-struct Lock {
-    PyGILState_STATE state = PyGILState_Ensure();
-    ~Lock() { PyGILState_Release(state); }
-};
 
 /* Return the gradients of a backward with create_graph=True, from Python. */
 variable_list again(const Chain &chain, const Tensor &delta, const variable_list &saved) {
@@ -246,39 +164,9 @@ struct Site : torch::autograd::Function<Site> {
     }
 };
 
-/* The following read the description of a chain. Each raises a Python error if an item is of another type. */
-int64_t number(PyObject *item) {
-    const auto found = PyLong_AsLongLong(item);
-    if (PyErr_Occurred()) throw python_error();
-    return found;
-}
-
-template <typename Item, typename Read> std::vector<Item> list(PyObject *tuple, Read read) {
-    TORCH_CHECK_TYPE(PyTuple_Check(tuple), "expected a tuple");
-    std::vector<Item> found;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++) found.push_back(read(PyTuple_GET_ITEM(tuple, i)));
-    return found;
-}
-
-std::vector<int64_t> numbers(PyObject *tuple) { return list<int64_t>(tuple, number); }
-
-Buffer buffer(PyObject *item) { return PyTuple_Check(item) ? Buffer{-1, numbers(item)} : Buffer{number(item), {}}; }
-
-Pass pass(PyObject *item) {
-    TORCH_CHECK_TYPE(PyTuple_Check(item) && PyTuple_GET_SIZE(item) == 5, "expected a pass");
-    return {numbers(PyTuple_GET_ITEM(item, 0)), list<Buffer>(PyTuple_GET_ITEM(item, 1), buffer),
-            reinterpret_cast<const void *>(number(PyTuple_GET_ITEM(item, 2))),
-            static_cast<int>(number(PyTuple_GET_ITEM(item, 3))), Reference(PyTuple_GET_ITEM(item, 4))};
-}
-
 Gradient gradient(PyObject *item) {
     const auto all = numbers(item);
     return {all.at(0), all.at(1), all.at(2)};
-}
-
-Tensor tensor(PyObject *item) {
-    TORCH_CHECK_TYPE(THPVariable_Check(item), "expected a tensor");
-    return THPVariable_Unpack(item);
 }
 
 template <typename Held> constexpr const char *Name = nullptr;
@@ -289,83 +177,6 @@ template <typename Held> PyObject *capsule(c10::intrusive_ptr<Held> held) {
     return PyCapsule_New(held.release(), Name<Held>, [](PyObject *own) {
         c10::intrusive_ptr<Held>::reclaim(static_cast<Held *>(PyCapsule_GetPointer(own, Name<Held>)));
     });
-}
-
-/* A pass that runs as an operator of a compiled graph. */
-struct Recorded {
-    Pass pass;
-    std::vector<int64_t> outputs;
-};
-std::mutex recorded_lock;
-std::unordered_map<int, std::unordered_map<std::string, Recorded>> recorded; /* by device and plan */
-PyObject *first_run = nullptr; /* of pass_operators.py */
-
-std::vector<Tensor> run_first(const std::string &plan, const std::vector<Tensor> &tensors, int device) {
-    const Lock lock;
-    TORCH_CHECK(first_run, "flexact's extension is not connected");
-    THPObjectPtr arguments(PyTuple_New(1 + tensors.size()));
-    PyTuple_SET_ITEM(arguments.get(), 0, PyUnicode_FromStringAndSize(plan.data(), plan.size()));
-    for (size_t i = 0; i < tensors.size(); i++)
-        PyTuple_SET_ITEM(arguments.get(), i + 1, THPVariable_Wrap(tensors[i]));
-    THPObjectPtr found(PyObject_Call(first_run, arguments.get(), nullptr));
-    PyObject *outputs, *described, *positions;
-    if (!found || !PyArg_ParseTuple(found.get(), "OOO", &outputs, &described, &positions)) {
-        python_error error;
-        error.persist();
-        throw error;
-    }
-    if (described != Py_None) {
-        Recorded own{pass(described), numbers(positions)};
-        const std::lock_guard<std::mutex> guard(recorded_lock);
-        recorded[device].try_emplace(plan, std::move(own));
-    }
-    return list<Tensor>(outputs, tensor);
-}
-
-/* The operators of pass_operators.py: the plan, then tensors, some of which may be missing. */
-void run_recorded(const c10::OperatorHandle &op, torch::jit::Stack *stack) {
-    const auto count = op.schema().arguments().size();
-    const auto arguments = torch::jit::last(*stack, count);
-    const std::string plan = arguments[0].toStringRef();
-    std::vector<Tensor> tensors;
-    for (size_t i = 1; i < count; i++)
-        if (arguments[i].isTensor()) tensors.push_back(arguments[i].toTensor());
-    torch::jit::drop(*stack, count);
-    const int device = tensors[0].get_device();
-    const Recorded *known = nullptr;
-    {
-        const std::lock_guard<std::mutex> guard(recorded_lock);
-        const auto &own = recorded[device];
-        const auto found = own.find(plan);
-        if (found != own.end()) known = &found->second; /* none is ever removed */
-    }
-    std::vector<Tensor> outputs;
-    if (known) {
-        const c10::DeviceGuard on_device(tensors[0].device());
-        auto every = tensors;
-        add_buffers(known->pass, every);
-        if (!launch(known->pass, every, device))
-            for (const auto position : known->outputs) outputs.push_back(every[position]);
-    }
-    if (outputs.empty()) outputs = run_first(plan, tensors, device);
-    if (op.schema().returns()[0].type()->kind() == c10::TypeKind::TensorType)
-        torch::jit::push(*stack, std::move(outputs[0]));
-    else
-        torch::jit::push(*stack, std::move(outputs));
-}
-
-void add_operators(torch::Library &library) {
-    for (const auto *name : {"triton_pass", "triton_moments"})
-        library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_recorded>());
-}
-TORCH_LIBRARY_IMPL(flexact, CUDA, library) { add_operators(library); }
-TORCH_LIBRARY_IMPL(flexact, CPU, library) { add_operators(library); } /* for the tests without a GPU */
-
-/* set_first_run(function): set the function that runs an operator for the first time. */
-PyObject *set_first_run(PyObject *, PyObject *function) {
-    Py_INCREF(function);
-    first_run = function;
-    Py_RETURN_NONE;
 }
 
 /* make(inputs, forward, restore, backward, x, statistics, saved, gradients, again): return a chain for inputs like these. */
@@ -423,10 +234,10 @@ PyObject *apply(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
 /* Return what a batch norm in training saved to compute its output h, and its bias, in the order of `restoring.Source`;
    nothing if the node of h is another one. */
 template <typename Norm> variable_list saved_by(const Tensor &h) {
-    const auto *norm = dynamic_cast<const Norm *>(h.grad_fn().get());
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 8
     return {}; /* has_hooks is missing, and Python does not call this */
 #else
+    const auto *norm = dynamic_cast<const Norm *>(h.grad_fn().get());
     if (!norm || !norm->training || norm->input_.has_hooks()) return {};
     const auto *bias = dynamic_cast<const torch::autograd::AccumulateGrad *>(norm->next_edge(2).function.get());
     if (!bias) return {};
@@ -496,7 +307,7 @@ PyObject *run_joined(PyObject *, PyObject *arguments) {
     END_HANDLE_TH_ERRORS
 }
 
-/* connect(launch, check, error_text, current_stream): set the addresses of the functions that this file calls. */
+/* connect(launch, check, error_text, current_stream): set the addresses of the functions of `Driver`. */
 PyObject *connect(PyObject *, PyObject *arguments) {
     unsigned long long launch, check, error_text, current_stream;
     if (!PyArg_ParseTuple(arguments, "KKKK", &launch, &check, &error_text, &current_stream)) return nullptr;

@@ -28,6 +28,7 @@ from flexact.ops.triton import driver
 from flexact.ops.triton.pass_operators import first_run
 
 SOURCE = Path(__file__).with_name("chain.cpp")
+HEADERS = tuple(SOURCE.with_name(name) for name in ("passes.h", "pass_operators.h"))
 VARIABLE = "FLEXACT_EXTENSION"
 """The environment variable that disables the extension if it is 0."""
 
@@ -107,7 +108,8 @@ def _build() -> library.Build:
     flags = ("-std=c++17", "-O2", "-fPIC", "-shared", abi, *[f"-isystem{path}" for path in paths])
     libraries = (f"-L{torch_folder / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch_python")
     versions = (torch.__version__, str(sysconfig.get_config_var("SOABI")), platform.machine())
-    return library.Build((SOURCE,), compiler(), (flags,), libraries, versions, TIMEOUT)
+    depends_on = (*versions, *(header.read_text() for header in HEADERS))
+    return library.Build((SOURCE,), compiler(), (flags,), libraries, depends_on, TIMEOUT)
 
 
 def compiler() -> tuple[str, ...]:
