@@ -42,7 +42,7 @@ from flexact.studies.overhead.options import chosen
 from flexact.studies.overhead.timing import release
 from flexact.studies.provenance import processor, provenance
 
-RESNET_REPEATS = 10
+RESNET_REPEATS = 8
 Part = Callable[[], Iterator[Row]]
 Rows = list[dict[str, Any]]
 

@@ -11,8 +11,9 @@ import torch
 from flexact.ops.triton import extension, nodes
 from flexact.ops.triton.launch import Dtypes, Launches
 
-ELEMENTS = 2**16
-"""Length of the views of the tensors; the kernels do not access more."""
+ELEMENTS = 2**9
+"""Length of the views of the tensors; the kernels do not access more. The interpreter copies all of a view, so a long
+one would reach beyond the memory of the process."""
 
 
 class Kernels:
