@@ -21,7 +21,7 @@ from flexact.ops.triton.passes import Pass
 from flexact.ops.triton.tiles import FEW_SUMS, FLAT, MANY_SUMS, Tiles, by_channel, flat
 
 _FEW_BASIS_FUNCTIONS = 6
-_MANY_SUMS_BLOCK = 256
+_MANY_SUMS_BLOCK = 512
 _MOST_PREPARED = 5
 """The kernels of every possible pick are built ahead of the commitment when at most so many candidates are left."""
 _NOTHING = Blend((), (), 0)
