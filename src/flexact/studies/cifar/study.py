@@ -49,7 +49,7 @@ STUDY = GridStudy(
 Store = functools.partial(GridStore, study=STUDY)
 """The folder of one grid."""
 
-_LEARNABLE_COLOURS = ("#e69f00", "#009e73", "#cc79a7", "#8a3ffc", "#666666", "#7a3d1f", "#1e002d")
+_LEARNABLE_COLOURS = ("#e69f00", "#009e73", "#cc79a7", "#aabb55", "#666666", "#7a3d1f", "#1e002d")
 COLOURS = {
     BASELINE: report.BASELINE_COLOUR,
     **dict(zip(LEARNABLE, _LEARNABLE_COLOURS, strict=True)),

@@ -11,7 +11,6 @@ from typing import Any
 
 from flexact.io.markdown_tables import PAPERS_ROW
 from flexact.observe.figures import drawing
-from flexact.observe.figures.colours import candidate_colours
 from flexact.observe.figures.drawing import Picture, style
 from flexact.report.page import Section, markdown
 from flexact.studies.glue.data import TASKS, TextData, check_rows, load
@@ -51,9 +50,10 @@ STUDY = GridStudy(
 Store = functools.partial(GridStore, study=STUDY)
 """The folder of one grid."""
 
+_FIXED_COLOURS = ("#222222", "#7a3d1f", "#88ccee", "#ddcc77")
 COLOURS = {
     BASELINE: report.BASELINE_COLOUR,
-    **candidate_colours(FIXED),
+    **dict(zip(FIXED, _FIXED_COLOURS, strict=True)),
     **dict(zip(PLACEMENTS, (report.PENULTIMATE_COLOUR, report.FLEXACT_COLOUR), strict=True)),
 }
 
