@@ -33,8 +33,8 @@ def _resnets(placement: str, way: str, quantity: str, goal: float = math.inf) ->
     return [Entry((case_of(network, placement, way, "eager"), quantity), goal) for network in MODES]
 
 
-def _closed_forms(placement: str) -> list[Entry]:
-    keys = [[(case_of(name, placement, way, "eager"), STEP) for way in ("closed_form", "plain")] for name in MODES]
+def _without_triton(placement: str) -> list[Entry]:
+    keys = [[(case_of(name, placement, way, "eager"), STEP) for way in ("measured", "plain")] for name in MODES]
     return [Entry(own, plain) for own, plain in keys]
 
 
@@ -59,8 +59,8 @@ LINES = (
     Line("the same, all sites, default (no `fuse`)", _resnets("all", "fused", STEP, 1.25)),
     Line("ResNet-18, compiled without a graph, `fuse=True`", _resnet18("fused_bn", "compiled", 1.05)),
     Line("ResNet-18, CUDA graph, `fuse=True`: 14 candidates relative to five", [Entry((FOURTEEN, TO_FIVE), 1.1)]),
-    Line("ResNet-18 / -34, eager, without Triton, all sites", _closed_forms("all")),
-    Line("the same, penultimate", _closed_forms("penultimate")),
+    Line("ResNet-18 / -34, eager, without Triton, all sites", _without_triton("all")),
+    Line("the same, penultimate", _without_triton("penultimate")),
     Line("plain torch, all sites", _resnets("all", "plain", STEP)),
     Line("plain torch, penultimate", _resnets("penultimate", "plain", STEP)),
     Line("ResNet-18, eager, all sites, through Inductor", _resnet18("compiled_form", "eager", 1.6)),
