@@ -93,7 +93,7 @@ _Later = tuple[Future[None], Callable[[], Request], Callable[[], None]]
 def _queue() -> queue.LifoQueue[_Later]:
     """Return the queue of later builds, which threads hand to a process each."""
     waiting: queue.LifoQueue[_Later] = queue.LifoQueue()
-    for _ in range(max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) // 4))):
+    for _ in range(max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) // 2))):
         # Daemons, because a program must not wait at its end for kernels that it does not need.
         threading.Thread(target=_build_later, args=(waiting,), name="flexact-build-later", daemon=True).start()
     return waiting
