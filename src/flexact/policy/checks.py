@@ -175,6 +175,6 @@ def warn_of_arbitrary_picks(router: Router, statistics: RoundStatistics, stepped
 
 def _without_gradient(router: Router, statistics: RoundStatistics) -> list[str]:
     """Return the sites that have equal probabilities and never received a gradient."""
-    still = (statistics.mean == 0).all(-1)
+    still = (statistics.mean.cpu() == 0).all(-1)
     idle = [site for site in router.sites if bool(still[site.table_rows].all())]
     return [site.label for site in idle if site.pi().std(-1).max() < 1e-6]

@@ -36,7 +36,7 @@ class Elimination:
         """For each of these steps but the last, the step at which the logits start to move again."""
         self.statistics = RoundStatistics(router.rows, router.k, router.device)
         self._protects = config.policy.moves_logits  # otherwise there may be no evidence
-        self.protected = torch.ones(router.rows, dtype=torch.bool)
+        self.protected = torch.ones(router.rows, dtype=torch.bool, device="cpu")
         """(rows,), True while no candidate has been significantly better than the original."""
 
     def drop(self, step: int) -> None:
@@ -44,9 +44,9 @@ class Elimination:
         sites = self._router.sites
         leader = torch.cat([site.likeliest() for site in sites])
         margin, error = self.statistics.leads(leader)
-        count = self.statistics.count.expand_as(margin)
+        count = self.statistics.count.cpu().expand_as(margin)
         found = torch.stack([margin, error, count], dim=-1)
-        significant = (margin > SIGNIFICANT * error).cpu()
+        significant = margin > SIGNIFICANT * error
         for site in sites:
             rows = site.table_rows
             own = found[rows, : site.k].clone()
@@ -66,13 +66,15 @@ class Elimination:
         becomes its margin behind the original, which is negative if the leader was ahead.
         """
         protected = self.protected[site.table_rows]
-        unprotected = ~protected.to(found.device)
-        found[:, site.original_index][unprotected] = site.evidence[:, site.original_index][unprotected]
+        unprotected = ~protected
+        evidence = site.evidence.cpu()
+        found[:, site.original_index][unprotected] = evidence[:, site.original_index][unprotected]
         protected &= ~significant
-        newly = significant.to(found.device) & ~unprotected
-        site.evidence[:, site.original_index][newly] = found[:, site.original_index][newly]
+        newly = significant & ~unprotected
+        evidence[:, site.original_index][newly] = found[:, site.original_index][newly]
+        site.evidence.copy_(evidence)
         behind = found[:, site.original_index] * found.new_tensor([-1.0, 1.0, 1.0])
-        found[torch.arange(site.rows, device=found.device), leader] = behind
+        found[torch.arange(site.rows, device="cpu"), leader] = behind
 
     def state_dict(self) -> dict[str, Tensor]:
         return self.statistics.state_dict() | {"protected": self.protected}

@@ -129,16 +129,18 @@ class RoundStatistics:
         self.products.baddbmm_(advantage.unsqueeze(2), advantage.unsqueeze(1))
 
     def leads(self, leader: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the margin of each row's leader over each candidate, and its standard error, (rows, K) each.
+        """Return the margin of each row's leader over each candidate, and its standard error, (rows, K) each, on the
+        CPU.
 
-        leader: (rows,), the index of one candidate per row. The error is infinite before the third step.
+        leader: (rows,), the index of one candidate per row, on the CPU. The error is infinite before the third step.
         """
-        n = self.count.clamp(min=3)
+        count, total, products = self.count.cpu(), self.total.cpu(), self.products.cpu()
+        n = count.clamp(min=3)
         at = leader.view(-1, 1)
-        margin = (self.total - self.total.gather(1, at)) / n
-        square = torch.diagonal(self.products, dim1=1, dim2=2)
-        crossed = self.products.gather(1, at.unsqueeze(2).expand(-1, 1, self.products.shape[2])).squeeze(1)
+        margin = (total - total.gather(1, at)) / n
+        square = torch.diagonal(products, dim1=1, dim2=2)
+        crossed = products.gather(1, at.unsqueeze(2).expand(-1, 1, products.shape[2])).squeeze(1)
         variance = (square + square.gather(1, at) - 2 * crossed) / n - margin.square()
         error = (variance.clamp(min=0) / (n - 1)).sqrt()
-        enough = self.count >= 3
+        enough = count >= 3
         return margin.where(enough, 0.0), error.where(enough, torch.inf)

@@ -140,37 +140,43 @@ class Site(nn.Module):
 
     def at_start(self) -> bool:
         """Return whether the logits have their initial values."""
-        logits = whole(self.logits.detach())
-        return torch.equal(logits, self._initial_logits().to(logits))
+        logits = self._logits_on_cpu()
+        return torch.equal(logits, self._initial_logits().view_as(logits).to(logits))
 
     def has_finite_logits(self) -> bool:
         """Return whether the logits of the candidates that are not dropped are finite."""
-        logits = whole(self.logits.detach()).view(self.rows, self.k)
-        return bool(logits.masked_fill(self.dropped_at >= 0, 0.0).isfinite().all())
+        return bool(self._logits_on_cpu().masked_fill(self.dropped_at.cpu() >= 0, 0.0).isfinite().all())
 
     def scores(self) -> Tensor:
-        """Return the logits, (rows, K), with NaN as the lowest number and −∞ for dropped candidates."""
-        logits = whole(self.logits.detach()).view(self.rows, self.k)
-        return logits.nan_to_num(nan=torch.finfo(logits.dtype).min).masked_fill(self.dropped_at >= 0, -torch.inf)
+        """Return the logits on the CPU, (rows, K), with NaN as the lowest number and −∞ for dropped candidates."""
+        logits = self._logits_on_cpu()
+        return logits.nan_to_num(nan=torch.finfo(logits.dtype).min).masked_fill(self.dropped_at.cpu() >= 0, -torch.inf)
 
     def likeliest(self) -> Tensor:
-        """Return the index of each row's likeliest candidate that is not dropped, (rows,)."""
+        """Return the index of each row's likeliest candidate that is not dropped, (rows,), on the CPU."""
         return self.scores().argmax(-1)
+
+    def _logits_on_cpu(self) -> Tensor:
+        """Return the logits, (rows, K). Decisions are made on the CPU, because a GPU loads each of torch's kernels at
+        its first launch, so that the first drop would wait for dozens of them."""
+        return whole(self.logits.detach()).cpu().view(self.rows, self.k)
 
     def drop(self, dropped: Tensor, step: int, evidence: Tensor | None = None) -> None:
         """Drop candidates. Each row must keep at least one; the last one is its pick.
 
         dropped: (rows, K), a mask. evidence: (rows, K, 3), kept for the dropped candidates.
         """
-        alive = self.dropped_at < 0
-        dropped = dropped.to(alive.device) & alive
+        dropped_at = self.dropped_at.cpu()
+        alive = dropped_at < 0
+        dropped = dropped.cpu() & alive
         if not bool((alive & ~dropped).any(-1).all()):
             raise FlexActError(f"{self.label} must keep at least one candidate of {self.candidates}.")
         if not bool(dropped.any()):
             return
         if evidence is not None:
-            self.evidence.copy_(torch.where(dropped.unsqueeze(-1), evidence.to(self.evidence), self.evidence))
-        self.dropped_at.masked_fill_(dropped, step)
+            kept = self.evidence.cpu()
+            self.evidence.copy_(torch.where(dropped.unsqueeze(-1), evidence.to(kept), kept))
+        self.dropped_at.copy_(dropped_at.masked_fill(dropped, step))
         self.update_alive()
 
     def keep(self, count: int, step: int, evidence: Tensor | None = None, protected: Tensor | None = None) -> None:
@@ -181,14 +187,14 @@ class Site(nn.Module):
         """
         scores = self.scores()
         if protected is not None and self.original_index >= 0:
-            alive = self.dropped_at[:, self.original_index] < 0
-            scores[:, self.original_index].masked_fill_(protected.to(alive.device) & alive, torch.inf)
+            alive = self.dropped_at.cpu()[:, self.original_index] < 0
+            scores[:, self.original_index].masked_fill_(protected.cpu() & alive, torch.inf)
         kept = scores.argsort(descending=True, stable=True)[:, :count]  # of equal ones the first, as `likeliest`
         self.drop(torch.ones_like(scores, dtype=torch.bool).scatter(1, kept, False), step, evidence)
 
     def commit(self, step: int = 0, candidate: int | None = None) -> None:
         """Commit all rows to one candidate, by index, or each to its likeliest one."""
-        picks = self.likeliest() if candidate is None else torch.tensor(candidate).expand(self.rows)
+        picks = self.likeliest() if candidate is None else torch.tensor(candidate, device="cpu").expand(self.rows)
         self.drop(~nn.functional.one_hot(picks, self.k).bool(), step)
 
     @property
@@ -214,7 +220,7 @@ class Site(nn.Module):
         if self.dropped_at.is_meta:
             alive = torch.ones(self.rows, self.k, dtype=torch.bool, device="cpu")
         else:
-            alive = (self.dropped_at < 0).cpu()
+            alive = self.dropped_at.cpu() < 0
             if self.signature.tolist() != self._signature() or not bool(alive.any(-1).all()):
                 raise FlexActError(
                     f"the buffers of {self.label} have values that are invalid for a FlexAct. Weight averaging must "

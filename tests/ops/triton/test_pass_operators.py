@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import flexact
-from flexact.ops.triton import pass_operators
+from flexact.ops.blending import Blending
+from flexact.ops.triton import pass_operators, routed
+from flexact.ops.triton.launch import Launches
 from kernels import using
 
 CANDIDATES = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
@@ -77,3 +80,21 @@ def test_an_operator_needs_no_more_than_its_plan() -> None:
     torch.testing.assert_close(sensitivities[0], torch.stack([s.mean() for s in [*slopes, torch.ones(())]]))
     with using("triton"):
         torch.library.opcheck(torch.ops.flexact.triton_pass.default, (plan, h, p))
+
+
+@pytest.mark.parametrize("shape", [(), (4, 6)], ids=str)
+@pytest.mark.parametrize("mode", ["real", "symbolic"])
+def test_with_symbolic_sizes_a_graph_contains_the_kernels(
+    shape: tuple[int, ...], mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A number has no symbolic sizes, but the table of its weights has."""
+    monkeypatch.setattr(Launches, "__call__", lambda *_: None)  # the interpreter cannot run on symbolic sizes
+
+    def run(h: Tensor, p: Tensor, temperature: Tensor) -> tuple[Tensor, ...]:
+        blending = Blending(p, p, temperature, CANDIDATES, tuple(range(5)), 1, True)
+        return (*routed.forward(h, blending), *routed.backward(h, h, blending, True))
+
+    h, p = torch.randn(shape), torch.softmax(torch.randn(1, 5), -1)
+    graph = make_fx(run, tracing_mode=mode)(h, p, torch.tensor(0.5)).graph
+    passes = graph.find_nodes(op="call_function", target=torch.ops.flexact.triton_pass.default)
+    assert len(passes) == (2 if mode == "real" else 0)

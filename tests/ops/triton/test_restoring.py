@@ -93,6 +93,30 @@ def gradients(x: Tensor, y: Tensor, pair: nn.Module, **options: Any) -> list[Ten
     return list(torch.autograd.grad(x, [y, *pair.parameters()], delta, **options))
 
 
+class Rounded(torch.autograd.Function):
+    """Adds a random relative error of at most eps / 2 to each element, and to each element of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
+        ctx.eps = eps
+        return x * (1 + eps * (torch.rand_like(x) - 0.5))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * (1 + ctx.eps * (torch.rand_like(gradient) - 0.5)), None
+
+
+def exact_gradients(pair: Pair, y: Tensor, eps: float = 0.0) -> tuple[Tensor, ...]:
+    """Returns the result of `gradients` in float64, with h and its gradient rounded at random if eps is not 0."""
+    norm, exact_y = copy.deepcopy(pair.norm).double(), y.detach().double().requires_grad_()
+    logits = pair.site.logits.detach().double().view(1, -1).requires_grad_()
+    alive, tau = torch.ones_like(logits, dtype=torch.bool), float(pair.site.temperature)
+    h: Tensor = Rounded.apply(norm(exact_y), eps)  # type: ignore[no-untyped-call]
+    x = reference.routed_activation(h, logits, torch.zeros_like(logits), tau, NAMES, alive)
+    delta = torch.linspace(-1, 1, x.numel(), device=x.device).view(x.shape).to(y.dtype).double()
+    return torch.autograd.grad(x, [exact_y, norm.weight, norm.bias, logits], delta)
+
+
 def error(ours: Tensor, exact: Tensor) -> float:
     return float((ours.double() - exact.double()).norm() / exact.double().norm())
 
@@ -116,16 +140,16 @@ def test_the_gradients_are_those_of_float64_and_of_a_saved_input(
     assert torch.equal(other_x, x)
     saved = gradients(other_x, y, pair)
 
-    norm, exact_y = copy.deepcopy(pair.norm).double(), y.detach().double().requires_grad_()
-    logits = pair.site.logits.detach().double().view(1, -1).requires_grad_()
-    alive, tau = torch.ones_like(logits, dtype=torch.bool), float(pair.site.temperature)
-    exact_x = reference.routed_activation(norm(exact_y), logits, torch.zeros_like(logits), tau, NAMES, alive)
-    delta = torch.linspace(-1, 1, x.numel(), device=x.device).view(x.shape).to(dtype).double()
-    exact = torch.autograd.grad(exact_x, [exact_y, norm.weight, norm.bias, logits], delta)
-    for one, other, expected in zip(found, saved, exact, strict=True):
-        own, others = error(one.view_as(expected), expected), error(other.view_as(expected), expected)
-        assert own < (5e-2 if dtype == torch.bfloat16 else 5e-3)
-        assert own < 1.1 * others + 1e-4
+    expected = exact_gradients(pair, y)
+    draws = [exact_gradients(pair, y, torch.finfo(dtype).eps) for _ in range(20)]
+    for number, name in enumerate(("y", "weight", "bias", "logits")):
+        exact = expected[number]
+        # As much as rounding h and its gradient may cause, and as much again for the rest: the GPU's approximate
+        # functions, and the rounding inside torch's batch norm.
+        bound = 2 * max(error(draw[number], exact) for draw in draws)
+        own, others = (error(one[number].view_as(exact), exact) for one in (found, saved))
+        assert own < bound, name
+        assert own < 1.1 * others + 1e-4, name
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -25,7 +25,7 @@ from triton.compiler import code_generator
 from flexact.ops.triton.builder import Builder, Request
 
 _MOST_THREADS = 6
-_MOST_PROCESSES = 3
+_MOST_PROCESSES = 6
 _IDLE_SECONDS = 30.0
 """After which a process that has nothing to compile is ended."""
 
@@ -47,10 +47,16 @@ def start(key: Hashable, build: Callable[[], None]) -> None:
 
 def start_later(key: Hashable, request: Callable[[], Request], build: Callable[[], None]) -> None:
     """Compile a kernel in another process, unless a build with this key was started before, and then run `build`, which
-    takes the kernel from Triton's cache, in a thread."""
+    takes the kernel from Triton's cache, in a thread.
+
+    The newest requests come first, and a request that is repeated becomes the newest: after a drop, the candidates that
+    are left go before those that were dropped.
+    """
     if hasattr(triton, "AsyncCompileMode"):
         with _lock:
-            if key not in _started and key not in _later:
+            earlier = _later.get(key)
+            waits = earlier is not None and not earlier.cancelled() and earlier.cancel()
+            if waits or (earlier is None and key not in _started):
                 _later[key] = Future()
                 _queue().put((_later[key], request, build))
 
@@ -84,16 +90,16 @@ _Later = tuple[Future[None], Callable[[], Request], Callable[[], None]]
 
 
 @functools.cache
-def _queue() -> queue.SimpleQueue[_Later]:
+def _queue() -> queue.LifoQueue[_Later]:
     """Return the queue of later builds, which threads hand to a process each."""
-    waiting: queue.SimpleQueue[_Later] = queue.SimpleQueue()
-    for _ in range(max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) // 4))):
+    waiting: queue.LifoQueue[_Later] = queue.LifoQueue()
+    for _ in range(max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) // 2))):
         # Daemons, because a program must not wait at its end for kernels that it does not need.
         threading.Thread(target=_build_later, args=(waiting,), name="flexact-build-later", daemon=True).start()
     return waiting
 
 
-def _build_later(waiting: queue.SimpleQueue[_Later]) -> None:
+def _build_later(waiting: queue.LifoQueue[_Later]) -> None:
     builder: Builder | None = None
     while True:
         try:

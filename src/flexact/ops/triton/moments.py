@@ -63,9 +63,10 @@ def _operator(
 
 def _moments(y: Tensor, running: Running | None, momentum: float | None, eps: float) -> Tensor:
     choices = (running is not None, momentum, eps)
-    if pass_operators.records(y):
+    given = (y, *(running or ()))
+    if pass_operators.records(*given):
         return pass_operators.run_moments(y, running or (), *choices)
-    (found,) = moments_pass(y, *choices).run(y, *(running or ()))
+    (found,) = moments_pass(y, *choices).run(*given)
     return found
 
 

@@ -24,10 +24,12 @@ makers: dict[str, Callable[..., Pass]] = {}
 """Functions that make a pass, by name, from its inputs and from literals."""
 
 
-def records(h: Tensor) -> bool:
-    """Return whether a pass over this tensor goes into a graph as one operator."""
-    is_static = all(isinstance(size, int) for size in (*h.shape, *h.stride()))
-    return is_static and is_recorded(h) and not torch.compiler.is_exporting()
+def records(*tensors: Tensor) -> bool:
+    """Return whether a pass over these tensors goes into a graph as one operator."""
+    if not is_recorded(tensors[0]) or torch.compiler.is_exporting():
+        return False
+    # All tensors, since a number has no size that could be symbolic while the table of weights has.
+    return all(isinstance(size, int) for tensor in tensors for size in (*tensor.shape, *tensor.stride()))
 
 
 def plan_of(maker: str, strides: Sequence[int], tensors: Sequence[Tensor], *choices: Any) -> str:

@@ -91,7 +91,7 @@ def forward(h: Tensor, blending: Blending, preactivation: Preactivation | None =
         return torch.empty_like(h), weights.new_zeros(weights.shape if blending.statistics else 0)
     fusing, tensors = (NOT_FUSED, ()) if preactivation is None else (preactivation.fusing, preactivation.tensors)
     given = (h, weights, *tensors)
-    if pass_operators.records(h):
+    if pass_operators.records(*given):
         x, gathered = pass_operators.run("forward", h.stride(), given, *blending[3:], tuple(fusing))
     else:
         x, gathered = forward_pass(h, blending, fusing).run(*given)
@@ -120,7 +120,7 @@ def backward(
         return torch.empty_like(h), None, weights.new_zeros(weights.numel() if need_logits else 0)
     fusing, tensors = (NOT_FUSED, ()) if preactivation is None else (preactivation.fusing, preactivation.tensors)
     given = (delta, h, weights, blending.probabilities.contiguous(), blending.temperature, *tensors)
-    if pass_operators.records(h):
+    if pass_operators.records(*given):
         found = pass_operators.run("backward", h.stride(), given, *blending[3:], need_logits, tuple(fusing))
     else:
         found = backward_pass(h, blending, need_logits, fusing).run(*given)
