@@ -74,6 +74,20 @@ class PolicyKernels(Protocol):
         rates: the weights of a new gradient in the running mean, and of its square in the running square.
         """
 
+    def move(
+        self,
+        logits: Sequence[Tensor],
+        sensitivities: Sequence[Tensor],
+        size: int,
+        tables: Tables,
+        statistics: tuple[Tensor, ...],
+        rates: tuple[float, float],
+        policy: Policy,
+    ) -> bool:
+        """Do `update` with the gradients of the logits, subtract the changes from the logits, and set their gradients
+        to None. Return False, having done nothing, if that cannot be one call, as without a gradient of some logits.
+        """
+
 
 def has_kernel(policy: Policy) -> bool:
     """Return whether the logit step has a kernel for a policy: its Schedule moves the logits, its correction clips

@@ -123,7 +123,8 @@ class Step:
         A factor is 0 in rows that the step does not move, because the optimizer does not hold them or the scaler skips
         the step. None means that all factors are 1, as in most runs.
         """
-        found_inf, scale = (vars(optimizer).get(name) for name in ("found_inf", "grad_scale"))
+        own = vars(optimizer)
+        found_inf, scale = own.get("found_inf"), own.get("grad_scale")
         if found_inf is None:
             return None if self._is_plain else self._signs
         return torch.where(found_inf == 0, self._signs / (1.0 if scale is None else scale), 0.0)

@@ -61,3 +61,8 @@ def update(
     step = _Step(*[None if tensor is None else tensor.data_ptr() for tensor in tensors])
     library.load().update(ctypes.addressof(step), ctypes.addressof(settings))
     return found
+
+
+def move(*_: object) -> bool:
+    """Return False: torch subtracts the changes; see `PolicyKernels.move`."""
+    return False
