@@ -187,7 +187,7 @@ class _FusedUpdate:
             self._sensitivity = router.sensitivity() if rank_count() > 1 else None
             self._flat, calls = router.call_statistics.flat(router.device, self._sensitivity)
         tables = Tables(
-            router.layout, calls, router.grouped_rows, router.group_starts, router.alive(), router.p, _q(router),
+            router.layout, calls, router.grouped_rows, router.group_starts, router.kept_alive(), router.p, _q(router),
             router.width(), router.alpha, step_size, factors,
         )  # fmt: skip
         self._arguments = router.size, tables, statistics.tensors, (1 - MEAN_DECAY, 1 - SQUARE_DECAY), policy

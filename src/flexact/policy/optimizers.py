@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -131,10 +131,13 @@ class Step:
 
 
 class Steps:
-    """The `Step` of each optimizer, updated if its parameter groups change."""
+    """The `Step` of each optimizer, updated if its parameter groups change.
 
-    def __init__(self, router: Router) -> None:
-        self._router = router
+    note: called with each optimizer before its first step, and after a change of its groups.
+    """
+
+    def __init__(self, router: Router, note: Callable[[Optimizer], None]) -> None:
+        self._router, self._note = router, note
         self._known: weakref.WeakKeyDictionary[Optimizer, tuple[object, Step | None]] = weakref.WeakKeyDictionary()
 
     def of(self, optimizer: Optimizer) -> Step | None:
@@ -144,6 +147,7 @@ class Steps:
         at = (groups, self._router.device)
         known = self._known.get(optimizer)
         if known is None or known[0] != at:
+            self._note(optimizer)
             held = [(id(one), own.get("maximize")) for own in optimizer.param_groups for one in own["params"]]
             sign = {parameter: -1 if maximize else 1 for parameter, maximize in held}
             signs = tuple(sign.get(id(site.logits), 0) for site in self._router.sites)

@@ -115,7 +115,7 @@ class Schedule:
             if self._acts:
                 checks.warn_if_short(self._plan, network_steps)
             checks.warn_if_rates_end(rewinds, self._plan)
-        self._steps = Steps(self.router)
+        self._steps = Steps(self.router, self._start.note)
         self._stepped: dict[Site, bool] = {}
         """The sites whose logits an optimizer has stepped, and whether it maximizes."""
         self._picking = True
@@ -158,21 +158,22 @@ class Schedule:
             loss = loss.detach() if isinstance(loss, Tensor) else loss
         self.router.loss = loss
         self.router.tried = self.router.trying
-        if self.committed and not self._picking:  # only the step count advances
+        committed = self.router.committed
+        if committed and not self._picking:  # only the step count advances
             self.steps_done += 1
             self.router.go_to(self.steps_done)
             return
         first_rewind = self._plan.rungs[0].until if self._plan.rungs else self.commit_step
-        rewinds_untrained = (self.committed or self.steps_done + 1 >= first_rewind) and self._start.lacks_optimizer
+        rewinds_untrained = (committed or self.steps_done + 1 >= first_rewind) and self._start.lacks_optimizer
         if self.steps_done == 0 or self._adds_to_loss or rewinds_untrained:  # the others have nothing to warn about
             for message in checks.omissions(
                 self.router, self.steps_done, bool(self._stepped), self._adds_steps, rewinds_untrained
             ):
                 self._warn_once(message)
-        if not self.committed:
+        if not committed:
             self._pick(loss)
         self.steps_done += 1
-        if self.committed:
+        if self.router.committed:
             self._end_picking()
         elif self.steps_done > self.commit_step:
             self._warn_once(
@@ -261,9 +262,8 @@ class Schedule:
 
     def _action(self, stepping: Optimizer) -> Callable[[bool], None] | None:
         """What the policy does before this optimizer's step, if anything; called by a hook."""
-        self._start.note(stepping)
-        step = None if self.router.committed else self._steps.of(stepping)
-        if step is None:
+        step = self._steps.of(stepping) if self._picking else None
+        if step is None or self.router.committed:
             return None
         if not self._stepped and self.steps_done == 0 and has_stepped(stepping):
             self.router.resumes = True
@@ -313,6 +313,7 @@ class Schedule:
         for name, own in self._elimination.state_dict().items():
             own.copy_(state[name])  # in place, since a captured CUDA graph uses them
         self.steps_done, self._steps_lost = state["step"], state["steps_lost"]
+        self._steps = Steps(self.router, self._start.note)
         self._trial = self.router.trying = None
         if (trial := state.get("trial")) is not None:
             self._trial = self._new_trial()
@@ -354,10 +355,8 @@ class Schedule:
         starts_at_original = self.config.init == "original" and policy.moves_logits
         self._warms_up = starts_at_original and self._trains_weights and step < start
         self._values = temperature, step_size, alpha
-        changes = (
-            (start, *settled_after, *settled_after.values(), self.total_steps + 1) if self._constant else (step + 1,)
-        )
-        self._same_values = step, min(change for change in changes if change > step)
+        changes = (start, *settled_after, *settled_after.values()) if self._constant else (step + 1,)
+        self._same_values = step, min([change for change in changes if change > step], default=math.inf)
 
     def _write(self) -> None:
         """Write the values in place, since a captured CUDA graph reads this memory. Skip unchanged values, since each

@@ -112,21 +112,18 @@ class Router(SiteTables):
 
     def _make_tables(self) -> None:
         self._decided = self.committed and not transforming()
-        if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
-            with torch.inference_mode(False):  # a later training step could not use inference tensors
-                self.pi, self.p = self._tables()
-        else:
-            self.pi, self.p = self._tables()
-
-    def _tables(self) -> tuple[Tensor, Tensor]:
-        """Return π and p, (rows, K) each, without a graph."""
-        if self._decided:
-            of_picks = self.alive().float()
-            return of_picks, of_picks
-        if self._skipped_draw:
+        if self._skipped_draw and not self._decided:
             self._draw()
-        kernels = self.kernels()
-        return self._probabilities() if kernels is None else self._fused_probabilities(kernels)
+        kernels = None if self._decided else self.kernels()
+        if kernels is not None and not torch.is_inference_mode_enabled():
+            self.pi, self.p = self._fused_probabilities(kernels)  # the contexts below take longer than the launch
+            return
+        # Outside inference mode, because a later training step could not use inference tensors.
+        with torch.inference_mode(False), torch.no_grad():
+            if self._decided:
+                self.pi = self.p = self.alive().float()
+            else:
+                self.pi, self.p = self._probabilities() if kernels is None else self._fused_probabilities(kernels)
 
     def go_to(self, step: int) -> None:
         """Start a given step: draw its noise and clear the statistics, which its micro-batches share."""
@@ -156,12 +153,15 @@ class Router(SiteTables):
         torch.compile, which fuses the plain operations, and under torch.func and torch.jit.trace, whose tensors kernels
         cannot read."""
         kernels = policy_kernels.chosen(self.parameters()[0], self.k)
-        return None if kernels is None or transforming() else kernels
+        return None if kernels is None or torch._C._functorch.peek_interpreter_stack() is not None else kernels
 
     def alive(self) -> Tensor:
         """Return a mask of the candidates that are not dropped, (rows, K); False for padding. Cached until a drop."""
-        if transforming():  # a tensor of torch.func must not outlive its transform
-            return self._alive_now()
+        # A tensor of torch.func must not outlive its transform.
+        return self._alive_now() if transforming() else self.kept_alive()
+
+    def kept_alive(self) -> Tensor:
+        """Return `alive` outside of torch.func transforms, as where kernels run."""
         if self._alive is None or self._alive_is_old:
             alive = self._alive_now()
             if type(alive) is not Tensor:  # a fake tensor of torch.export
@@ -212,7 +212,7 @@ class Router(SiteTables):
     def _fused_probabilities(self, kernels: PolicyKernels) -> tuple[Tensor, Tensor]:
         """Return the result of `_probabilities`, computed by one kernel."""
         values = [*self.flat_logits(), *self.temperatures()]
-        tables = (self.layout, self.alive(), self.noise)
+        tables = (self.layout, self.kept_alive(), self.noise)
         return fallback.run(lambda _: kernels.draw(values, *tables), lambda _: self._probabilities(), values[0])
 
     def _drawn(self) -> Tensor:

@@ -24,6 +24,7 @@ using torch::autograd::variable_list;
 struct Joined : torch::CustomClassHolder {
     Pass pass;
     std::vector<int64_t> outputs;
+    std::vector<at::ScalarType> dtypes; /* of the others */
 };
 
 /* Where the gradient of an input is: a tensor of the backward pass, or `length` elements of it if that is not 0. */
@@ -273,19 +274,22 @@ PyObject *source_of(PyObject *, PyObject *item) {
     END_HANDLE_TH_ERRORS
 }
 
-/* make_joined(pass, outputs): return a pass for `run_joined`. */
+/* make_joined(pass, outputs, others): return a pass for `run_joined` and `move`, for others like these. */
 PyObject *make_joined(PyObject *, PyObject *arguments) {
     HANDLE_TH_ERRORS
-    PyObject *described, *outputs;
-    if (!PyArg_ParseTuple(arguments, "OO", &described, &outputs)) return nullptr;
+    PyObject *described, *outputs, *others;
+    if (!PyArg_ParseTuple(arguments, "OOO", &described, &outputs, &others)) return nullptr;
     auto joined = c10::make_intrusive<Joined>();
     joined->pass = pass(described), joined->outputs = numbers(outputs);
+    for (const auto &one : list<Tensor>(others, tensor)) joined->dtypes.push_back(one.scalar_type());
     return capsule(std::move(joined));
     END_HANDLE_TH_ERRORS
 }
 
-/* Run a pass on the concatenation of the parts, flattened, and on the others, a tuple. Return its outputs; nothing if a
-   kernel does not support an address. */
+bool of_dtype(const Tensor &tensor, at::ScalarType dtype) { return tensor.scalar_type() == dtype; }
+
+/* Run a pass on the concatenation of the parts, flattened, and on the others, a tuple. Return its outputs; nothing if the
+   kernels do not support a dtype or an address. */
 variable_list run_on(PyObject *own, std::vector<Tensor> parts, PyObject *others) {
     const auto *joined = static_cast<Joined *>(PyCapsule_GetPointer(own, Name<Joined>));
     if (!joined) throw python_error();
@@ -293,7 +297,9 @@ variable_list run_on(PyObject *own, std::vector<Tensor> parts, PyObject *others)
     TORCH_CHECK_VALUE(!parts.empty(), "expected tensors to concatenate");
     const c10::DeviceGuard on_device(parts[0].device());
     std::vector<Tensor> tensors{at::cat(parts)};
+    if (tensors[0].scalar_type() != at::kFloat) return {};
     for (auto &one : list<Tensor>(others, tensor)) tensors.push_back(std::move(one));
+    if (!std::equal(tensors.begin() + 1, tensors.end(), joined->dtypes.begin(), joined->dtypes.end(), of_dtype)) return {};
     add_buffers(joined->pass, tensors);
     if (launch(joined->pass, tensors, static_cast<int>(tensors[0].get_device()))) return {};
     variable_list found;

@@ -88,12 +88,11 @@ def _run(steps: Pass, values: Sequence[Tensor], others: tuple[Tensor, ...]) -> t
 
 def _native(module: Any, steps: Pass, device: int, others: tuple[Tensor, ...]) -> Any:
     """Return a pass in the form that the extension takes; None until its kernels were launched once."""
-    key = (device, *[tensor.dtype for tensor in others])
-    native = steps.native.get(key)
+    native = steps.native.get(device)
     if native is None:
-        described = steps.described(device, (torch.float32, *key[1:]))
+        described = steps.described(device, (torch.float32, *[tensor.dtype for tensor in others]))
         if described is not None:
-            native = steps.native[key] = module.make_joined(((), *described), steps.outputs)
+            native = steps.native[device] = module.make_joined(((), *described), steps.outputs, others)
     return native
 
 
