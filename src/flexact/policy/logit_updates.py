@@ -75,7 +75,7 @@ def before_step(
     if router.at_rest:
         skip(router, step)  # DistributedDataParallel leaves gradients of zeros
         return
-    if not router.ready or all(site.logits.grad is None for site in step.sites):
+    if not router.ready or all(logits.grad is None for logits in step.logits()):
         return
     statistics.to(router.device)
     kernels = router.kernels() if has_kernel(router.config.policy) else None
@@ -95,9 +95,8 @@ def before_step(
 
 def skip(router: Router, step: Step) -> None:
     """Discard the gradients and the statistics of a step, so that the optimizer does not move its logits."""
-    for site, logits in zip(router.sites, router.parameters(), strict=True):
-        if site in step.sites:
-            logits.grad = None
+    for logits in step.logits():
+        logits.grad = None
     router.call_statistics.forget(step.first_rows)
 
 
@@ -181,11 +180,11 @@ class _FusedUpdate:
         self._kernels, self._router = kernels, router
         policy = router.config.policy
         self._sensitivity: Tensor | None = None
-        self._flat: list[Tensor] = []
+        self._called: list[Tensor] = []
         calls = router.layout  # without sensitivities the kernel does not read it
         if policy.pulls_logits:
             self._sensitivity = router.sensitivity() if rank_count() > 1 else None
-            self._flat, calls = router.call_statistics.flat(router.device, self._sensitivity)
+            self._called, calls = router.call_statistics.of_calls(router.device, self._sensitivity)
         tables = Tables(
             router.layout, calls, router.grouped_rows, router.group_starts, router.kept_alive(), router.p, _q(router),
             router.width(), router.alpha, step_size, factors,
@@ -195,11 +194,11 @@ class _FusedUpdate:
 
     def moves_logits(self) -> bool:
         """Move all logits in one call, and return whether that was possible."""
-        return self._kernels.move(self._router.parameters(), self._flat, *self._arguments)
+        return self._kernels.move(self._router.parameters(), self._called, *self._arguments)
 
     def changes(self) -> list[Tensor]:
         """Return the result of `_update`."""
-        values = [*self._router.gradients(), *self._flat]
+        values = [*self._router.gradients(), *self._called]
 
         def fused(_: Tensor) -> list[Tensor]:
             return self._router.split_flat(self._kernels.update(values, *self._arguments))

@@ -115,6 +115,10 @@ class Step:
         by_row = [float(sign) for site, sign in signed for _ in range(site.rows)]
         self._signs = torch.tensor(by_row, dtype=torch.float32, device=router.device).unsqueeze(1)
 
+    def logits(self) -> list[nn.Parameter]:
+        """Return the logits that the optimizer holds."""
+        return [site._parameters["logits"] for site in self.sites]  # type: ignore[misc]  # faster than an attribute
+
     def factors(self, optimizer: Optimizer) -> Tensor | None:
         """Return the factors that turn the gradients into those of the minimized, unscaled loss, (rows, 1).
 

@@ -343,7 +343,10 @@ PyObject *move(PyObject *, PyObject *arguments) {
     for (auto &one : list<Tensor>(parts, tensor)) values.push_back(std::move(one));
     const auto outputs = run_on(own, std::move(values), others);
     if (outputs.empty()) Py_RETURN_FALSE;
-    at::_foreach_sub_(logits, outputs[0].split_with_sizes(sizes));
+    if (logits.size() == 1)
+        logits[0].sub_(outputs[0]); /* takes half as long */
+    else
+        at::_foreach_sub_(logits, outputs[0].split_with_sizes(sizes));
     for (const auto &one : logits) one.mutable_grad().reset();
     Py_RETURN_TRUE;
     END_HANDLE_TH_ERRORS

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from flexact.config import Policy
-from flexact.ops.policy_tables import Tables
+from flexact.ops.policy_tables import Tables, concatenated
 from flexact.ops.triton import extension
 from flexact.ops.triton.kernels import MOST_CANDIDATES
 from flexact.ops.triton.launch import Launch
@@ -83,7 +83,7 @@ def _run(steps: Pass, values: Sequence[Tensor], others: tuple[Tensor, ...]) -> t
     module = extension.ready()
     native = None if module is None else _native(module, steps, values[0].get_device(), others)
     found: tuple[Tensor, ...] | None = native and module.run_joined(native, tuple(values), others)
-    return found or steps.run(torch.hstack(tuple(values)), *others)
+    return found or steps.run(concatenated(values), *others)
 
 
 def _native(module: Any, steps: Pass, device: int, others: tuple[Tensor, ...]) -> Any:
