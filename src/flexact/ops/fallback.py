@@ -20,7 +20,7 @@ def run(kernel: Callable[..., Result], fallback: Callable[..., Result], tensor: 
     If one cannot be compiled, warn, call the fallback, and disable Triton for the rest of the process.
     """
     try:
-        if tensor.is_cuda and tensor.device.index != torch.cuda.current_device():
+        if tensor.is_cuda and tensor.get_device() != torch._C._cuda_getDevice():
             with torch.cuda.device(tensor.device):
                 return kernel(tensor, *rest)
         return kernel(tensor, *rest)

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from flexact.config import Policy
@@ -73,6 +74,25 @@ class PolicyKernels(Protocol):
         statistics: `RoundStatistics.tensors` of `flexact.policy.evidence`, updated in place.
         rates: the weights of a new gradient in the running mean, and of its square in the running square.
         """
+
+    def move(
+        self,
+        logits: Sequence[Tensor],
+        sensitivities: Sequence[Tensor],
+        size: int,
+        tables: Tables,
+        statistics: tuple[Tensor, ...],
+        rates: tuple[float, float],
+        policy: Policy,
+    ) -> bool:
+        """Do `update` with the gradients of the logits, subtract the changes from the logits, and set their gradients
+        to None. Return False, having done nothing, if that cannot be one call, as without a gradient of some logits.
+        """
+
+
+def concatenated(values: Sequence[Tensor]) -> Tensor:
+    """Return the numbers of some tensors as one flat tensor."""
+    return torch.cat([tensor.flatten() for tensor in values])
 
 
 def has_kernel(policy: Policy) -> bool:

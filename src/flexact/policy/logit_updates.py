@@ -7,6 +7,8 @@ root-mean-square (`flexact.policy.evidence`), so its consistency matters, and it
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor, nn
 
@@ -73,15 +75,16 @@ def before_step(
     if router.at_rest:
         skip(router, step)  # DistributedDataParallel leaves gradients of zeros
         return
-    if not router.ready or all(site.logits.grad is None for site in step.sites):
+    if not router.ready or all(logits.grad is None for logits in step.logits()):
         return
     statistics.to(router.device)
+    kernels = router.kernels() if has_kernel(router.config.policy) else None
+    update = None if kernels is None else _FusedUpdate(kernels, router, statistics, step_size, factors)
+    if update is not None and len(step.sites) == len(router.sites) and update.moves_logits():
+        router.call_statistics.clear()
+        return
     with torch.no_grad():
-        kernels = router.kernels() if has_kernel(router.config.policy) else None
-        if kernels is None:
-            changes = _update(router, statistics, step_size, factors)
-        else:
-            changes = _fused_update(kernels, router, statistics, step_size, factors)
+        changes = _update(router, statistics, step_size, factors) if update is None else update.changes()
         if router.config.policy.moves_logits:
             _move_logits(router, step, changes)
             skip(router, step)
@@ -92,9 +95,8 @@ def before_step(
 
 def skip(router: Router, step: Step) -> None:
     """Discard the gradients and the statistics of a step, so that the optimizer does not move its logits."""
-    for site, logits in zip(router.sites, router.parameters(), strict=True):
-        if site in step.sites:
-            logits.grad = None
+    for logits in step.logits():
+        logits.grad = None
     router.call_statistics.forget(step.first_rows)
 
 
@@ -164,34 +166,44 @@ def _advantage(router: Router, gradient: Tensor) -> Tensor:
     return (advantage / norm.clamp_min(_SMALLEST_NORM)).float()
 
 
-def _fused_update(
-    kernels: PolicyKernels, router: Router, statistics: RoundStatistics, step_size: Tensor, factors: Tensor | None
-) -> list[Tensor]:
-    """Return the result of `_update`, computed by one kernel; on one rank, the kernel also averages the
-    sensitivities."""
-    policy = router.config.policy
-    sensitivity: Tensor | None = None
-    flat: list[Tensor] = []
-    calls = router.layout  # without sensitivities the kernel does not read it
-    if policy.pulls_logits:
-        sensitivity = router.sensitivity() if rank_count() > 1 else None
-        flat, calls = router.call_statistics.flat(router.device, sensitivity)
-    tables = Tables(
-        router.layout, calls, router.grouped_rows, router.group_starts, router.alive(), router.p, _q(router),
-        router.width(), router.alpha, step_size, factors,
-    )  # fmt: skip
+class _FusedUpdate:
+    """The computation of `_update` by one kernel; on one rank, the kernel also averages the sensitivities."""
 
-    values = [*router.gradients(), *flat]
+    def __init__(
+        self,
+        kernels: PolicyKernels,
+        router: Router,
+        statistics: RoundStatistics,
+        step_size: Tensor,
+        factors: Tensor | None,
+    ) -> None:
+        self._kernels, self._router = kernels, router
+        policy = router.config.policy
+        self._sensitivity: Tensor | None = None
+        self._called: list[Tensor] = []
+        calls = router.layout  # without sensitivities the kernel does not read it
+        if policy.pulls_logits:
+            self._sensitivity = router.sensitivity() if rank_count() > 1 else None
+            self._called, calls = router.call_statistics.of_calls(router.device, self._sensitivity)
+        tables = Tables(
+            router.layout, calls, router.grouped_rows, router.group_starts, router.kept_alive(), router.p, _q(router),
+            router.width(), router.alpha, step_size, factors,
+        )  # fmt: skip
+        self._arguments = router.size, tables, statistics.tensors, (1 - MEAN_DECAY, 1 - SQUARE_DECAY), policy
+        self._plain = functools.partial(_update, router, statistics, step_size, factors, self._sensitivity)
 
-    def fused(_: Tensor) -> list[Tensor]:
-        rates = (1 - MEAN_DECAY, 1 - SQUARE_DECAY)
-        found = kernels.update(values, router.size, tables, statistics.tensors, rates, policy)
-        return router.split_flat(found)
+    def moves_logits(self) -> bool:
+        """Move all logits in one call, and return whether that was possible."""
+        return self._kernels.move(self._router.parameters(), self._called, *self._arguments)
 
-    def plain(_: Tensor) -> list[Tensor]:
-        return _update(router, statistics, step_size, factors, sensitivity)
+    def changes(self) -> list[Tensor]:
+        """Return the result of `_update`."""
+        values = [*self._router.gradients(), *self._called]
 
-    return fallback.run(fused, plain, values[0])
+        def fused(_: Tensor) -> list[Tensor]:
+            return self._router.split_flat(self._kernels.update(values, *self._arguments))
+
+        return fallback.run(fused, lambda _: self._plain(), values[0])
 
 
 def _penalty(router: Router) -> Tensor:

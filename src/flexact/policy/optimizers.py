@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -115,6 +115,10 @@ class Step:
         by_row = [float(sign) for site, sign in signed for _ in range(site.rows)]
         self._signs = torch.tensor(by_row, dtype=torch.float32, device=router.device).unsqueeze(1)
 
+    def logits(self) -> list[nn.Parameter]:
+        """Return the logits that the optimizer holds."""
+        return [site._parameters["logits"] for site in self.sites]  # type: ignore[misc]  # faster than an attribute
+
     def factors(self, optimizer: Optimizer) -> Tensor | None:
         """Return the factors that turn the gradients into those of the minimized, unscaled loss, (rows, 1).
 
@@ -123,17 +127,21 @@ class Step:
         A factor is 0 in rows that the step does not move, because the optimizer does not hold them or the scaler skips
         the step. None means that all factors are 1, as in most runs.
         """
-        found_inf, scale = (vars(optimizer).get(name) for name in ("found_inf", "grad_scale"))
+        own = vars(optimizer)
+        found_inf, scale = own.get("found_inf"), own.get("grad_scale")
         if found_inf is None:
             return None if self._is_plain else self._signs
         return torch.where(found_inf == 0, self._signs / (1.0 if scale is None else scale), 0.0)
 
 
 class Steps:
-    """The `Step` of each optimizer, updated if its parameter groups change."""
+    """The `Step` of each optimizer, updated if its parameter groups change.
 
-    def __init__(self, router: Router) -> None:
-        self._router = router
+    note: called with each optimizer before its first step, and after a change of its groups.
+    """
+
+    def __init__(self, router: Router, note: Callable[[Optimizer], None]) -> None:
+        self._router, self._note = router, note
         self._known: weakref.WeakKeyDictionary[Optimizer, tuple[object, Step | None]] = weakref.WeakKeyDictionary()
 
     def of(self, optimizer: Optimizer) -> Step | None:
@@ -143,6 +151,7 @@ class Steps:
         at = (groups, self._router.device)
         known = self._known.get(optimizer)
         if known is None or known[0] != at:
+            self._note(optimizer)
             held = [(id(one), own.get("maximize")) for own in optimizer.param_groups for one in own["params"]]
             sign = {parameter: -1 if maximize else 1 for parameter, maximize in held}
             signs = tuple(sign.get(id(site.logits), 0) for site in self._router.sites)

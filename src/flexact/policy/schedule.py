@@ -17,12 +17,12 @@ from flexact.policy import checks
 from flexact.policy.elimination import Elimination, keep_originals
 from flexact.policy.initialisation import check_inits, initialise
 from flexact.policy.logit_updates import before_step, skip
-from flexact.policy.optimizers import Steps, check_optimizer, has_stepped
+from flexact.policy.optimizers import Step, Steps, check_optimizer, has_stepped
 from flexact.policy.rewinding import StartingPoint
 from flexact.policy.rounds import Plan, planned, planned_for
 from flexact.policy.step_hooks import listen
 from flexact.policy.trial import HeldOut, Trial, tries_candidates
-from flexact.routing.site import Site, version_of
+from flexact.routing.site import Site, versions_of
 from flexact.routing.sites import one_router, sites_of
 
 VERSION = 3
@@ -85,9 +85,12 @@ class Schedule:
         self.router.scheduled = True
         self.router.resumes |= any(site.has_dropped for site in sites)
         self.config = self.router.config
-        self._acts = self.config.policy.acts_before_steps
+        policy = self.config.policy
+        self._acts, self._moves_logits = policy.acts_before_steps, policy.moves_logits
+        self._adds_to_loss = policy.adds_to_loss
         self._step_size = torch.zeros((), dtype=torch.float32, device=self.router.device)
         self._written: tuple[tuple[float, ...], list[int]] | None = None
+        self._constant = policy.temperature == policy.final_temperature and policy.alpha_schedule == "constant"
         tries = self._trains_weights and tries_candidates(model, self.router, held_out is not None)
         self._follow((planned if network_steps is None else planned_for)(self.router.k, self.config, tries, steps))
         self._adds_steps = network_steps is not None
@@ -112,7 +115,7 @@ class Schedule:
             if self._acts:
                 checks.warn_if_short(self._plan, network_steps)
             checks.warn_if_rates_end(rewinds, self._plan)
-        self._steps = Steps(self.router)
+        self._steps = Steps(self.router, self._start.note)
         self._stepped: dict[Site, bool] = {}
         """The sites whose logits an optimizer has stepped, and whether it maximizes."""
         self._picking = True
@@ -150,23 +153,27 @@ class Schedule:
             )
             self.router.go_to(self.router.step + 1)
             return
-        checks.check_loss(loss)
-        loss = self.router.loss = loss.detach() if isinstance(loss, Tensor) else loss
+        if loss is not None:
+            checks.check_loss(loss)
+            loss = loss.detach() if isinstance(loss, Tensor) else loss
+        self.router.loss = loss
         self.router.tried = self.router.trying
-        if self.committed and not self._picking:  # only the step count advances
+        committed = self.router.committed
+        if committed and not self._picking:  # only the step count advances
             self.steps_done += 1
             self.router.go_to(self.steps_done)
             return
         first_rewind = self._plan.rungs[0].until if self._plan.rungs else self.commit_step
-        rewinds_untrained = self._start.lacks_optimizer and (self.committed or self.steps_done + 1 >= first_rewind)
-        for message in checks.omissions(
-            self.router, self.steps_done, bool(self._stepped), self._adds_steps, rewinds_untrained
-        ):
-            self._warn_once(message)
-        if not self.committed:
+        rewinds_untrained = (committed or self.steps_done + 1 >= first_rewind) and self._start.lacks_optimizer
+        if self.steps_done == 0 or self._adds_to_loss or rewinds_untrained:  # the others have nothing to warn about
+            for message in checks.omissions(
+                self.router, self.steps_done, bool(self._stepped), self._adds_steps, rewinds_untrained
+            ):
+                self._warn_once(message)
+        if not committed:
             self._pick(loss)
         self.steps_done += 1
-        if self.committed:
+        if self.router.committed:
             self._end_picking()
         elif self.steps_done > self.commit_step:
             self._warn_once(
@@ -193,9 +200,10 @@ class Schedule:
         """Advance a blend by one step. At the end of a round, drop candidates; at the end of the last, commit. If
         nothing can be picked, return the reason, otherwise None."""
         drops = step in self._elimination.steps
-        diverged = checks.divergence(loss, self.router.sites if drops else [])
-        if diverged is not None:
-            return diverged
+        if drops or loss is not None:
+            diverged = checks.divergence(loss, self.router.sites if drops else [])
+            if diverged is not None:
+                return diverged
         if drops:
             if step == min(self._elimination.steps):
                 checks.warn_of_arbitrary_picks(
@@ -216,6 +224,8 @@ class Schedule:
         self.network_steps = plan.network_steps
         """The number of steps that train the final network; all steps if nothing is rewound."""
         self._elimination = Elimination(self.router, plan)
+        self._same_values = 0.0, 0.0
+        """The first step with the current temperature, step size and correction weight, and the next with others."""
 
     def _blend_plan(self) -> Plan:
         """Return the plan of this run without a trial."""
@@ -252,9 +262,8 @@ class Schedule:
 
     def _action(self, stepping: Optimizer) -> Callable[[bool], None] | None:
         """What the policy does before this optimizer's step, if anything; called by a hook."""
-        self._start.note(stepping)
-        step = None if self.committed else self._steps.of(stepping)
-        if step is None:
+        step = self._steps.of(stepping) if self._picking else None
+        if step is None or self.router.committed:
             return None
         if not self._stepped and self.steps_done == 0 and has_stepped(stepping):
             self.router.resumes = True
@@ -262,16 +271,14 @@ class Schedule:
             self._stepped |= step.sites
         self.router.current = False  # the logits are about to move, and a site may be called directly next
         acts = self._acts and self.router.acting == id(self)
-        return functools.partial(self.before_optimizer_step, stepping) if acts else None
+        return functools.partial(self._before_optimizer_step, stepping, step) if acts else None
 
-    def before_optimizer_step(self, stepping: Optimizer, again: bool = False) -> None:
+    def _before_optimizer_step(self, stepping: Optimizer, step: Step, again: bool) -> None:
         """Correct or move the logits that an optimizer holds.
 
         again: whether this was done before in the same step; the Schedule moves logits only once.
         """
-        if (step := self._steps.of(stepping)) is None:
-            return
-        if self.config.policy.moves_logits and (again or self._ignores_gradients):
+        if self._moves_logits and (again or self._ignores_gradients):
             skip(self.router, step)
         elif not again:
             self._step_size = self._step_size.to(self.router.device)
@@ -306,6 +313,7 @@ class Schedule:
         for name, own in self._elimination.state_dict().items():
             own.copy_(state[name])  # in place, since a captured CUDA graph uses them
         self.steps_done, self._steps_lost = state["step"], state["steps_lost"]
+        self._steps = Steps(self.router, self._start.note)
         self._trial = self.router.trying = None
         if (trial := state.get("trial")) is not None:
             self._trial = self._new_trial()
@@ -326,34 +334,43 @@ class Schedule:
         }
 
     def _start_step(self) -> None:
-        """Set the temperature, the step size and the correction weight of the next step, and draw its noise."""
-        policy, step, start = self.config.policy, self.steps_done, self._plan.warmup_steps
+        """Draw the noise of the next step, and set its temperature, step size and correction weight."""
+        first, end = self._same_values
+        if not first <= self.steps_done < end:
+            self._set_values(self.steps_done)
+        self.router.warming_up = self._warms_up
+        self.router.go_to(self.steps_done)
+        self._write()
+
+    def _set_values(self, step: int) -> None:
+        policy, start, settled_after = self.config.policy, self._plan.warmup_steps, self._elimination.settled_after
         end = max(min(self.commit_step, self.total_steps), start + 1)
         progress = min(max((step - start) / (end - start), 0.0), 1.0)
         fall = math.log(policy.final_temperature / policy.temperature)
         temperature = policy.temperature * math.exp(progress * fall)
         alpha = policy.alpha * (1 - progress) if policy.alpha_schedule == "falling" else policy.alpha
-        self._settles = any(drop <= step < settled for drop, settled in self._elimination.settled_after.items())
+        self._settles = any(drop <= step < settled for drop, settled in settled_after.items())
         moves = step >= start and not self._settles
         step_size = policy.logit_step_size / ((1 - policy.settle) * self._plan.round_steps) if moves else 0.0
         starts_at_original = self.config.init == "original" and policy.moves_logits
-        self.router.warming_up = starts_at_original and self._trains_weights and step < start
-        self._write(temperature, step_size, alpha)
-        self.router.go_to(step)
+        self._warms_up = starts_at_original and self._trains_weights and step < start
+        self._values = temperature, step_size, alpha
+        changes = (start, *settled_after, *settled_after.values()) if self._constant else (step + 1,)
+        self._same_values = step, min([change for change in changes if change > step], default=math.inf)
 
-    def _write(self, temperature: float, step_size: float, alpha: float) -> None:
+    def _write(self) -> None:
         """Write the values in place, since a captured CUDA graph reads this memory. Skip unchanged values, since each
         write is a kernel launch."""
-        self.router.move_to_device()
         temperatures = self.router.temperatures()
         held = [*temperatures, self._step_size, self.router.alpha]
-        if self._written == ((temperature, step_size, alpha), [version_of(one) for one in held]):
+        if self._written == (self._values, versions_of(held)):
             return
+        temperature, step_size, alpha = self._values
         first = temperatures[0].fill_(temperature)
         torch._foreach_copy_(temperatures, [first] * len(temperatures))  # on a CPU faster than arithmetic
         self._step_size.fill_(step_size)
         self.router.alpha.fill_(alpha)
-        self._written = ((temperature, step_size, alpha), [version_of(one) for one in held])
+        self._written = (self._values, versions_of(held))
 
     def _warn_once(self, message: str, stacklevel: int = 3) -> None:
         if message not in self._warned:

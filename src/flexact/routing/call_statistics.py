@@ -12,11 +12,14 @@ import torch
 from torch import Tensor
 
 from flexact.errors import FlexActError
+from flexact.ops.policy_tables import concatenated
+
+_HAS_DISTRIBUTED = torch.distributed.is_available()
 
 
 def rank_count() -> int:
     """Return the number of ranks; 1 if torch.distributed is not in use."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+    if not (_HAS_DISTRIBUTED and torch.distributed.is_initialized()):
         return 1
     return torch.distributed.get_world_size()
 
@@ -66,33 +69,32 @@ class CallStatistics:
         """Return the mean over the calls of each row and over the ranks, (rows, K); 0 for rows without calls."""
         self._arrange(device)
         if self._in_order:
-            return mean_over_ranks(torch.cat(self._flat()).view(self.rows, self.k))
-        flat = torch.cat([*self._flat(), torch.zeros(1, device=device)])
+            return mean_over_ranks(concatenated(self._tables()).view(self.rows, self.k))
+        flat = concatenated([*self._tables(), torch.zeros(1, device=device)])
         return mean_over_ranks(flat[self._positions].sum(1) / self._counts.clamp(min=1))
 
-    def flat(self, device: torch.device, means: Tensor | None = None) -> tuple[list[Tensor], Tensor]:
-        """Return the sensitivities of all calls as flat tensors, and the table `calls` of
-        `flexact.ops.policy_tables`.
+    def of_calls(self, device: torch.device, means: Tensor | None = None) -> tuple[list[Tensor], Tensor]:
+        """Return the sensitivities of each call, and the table `calls` of `flexact.ops.policy_tables`.
 
         means: the means over several ranks; if given, they replace the calls.
         """
         self._arrange(device)
         if means is None:
-            return self._flat(), self._kernel_calls
+            return self._tables(), self._kernel_calls
         first = self.start + self.k * torch.arange(self.rows, device=device).unsqueeze(1)
-        return [means.flatten()], torch.cat([self._called.long(), torch.ones_like(first), first], dim=1)
+        return [means], torch.cat([self._called.long(), torch.ones_like(first), first], dim=1)
 
     def called(self, device: torch.device) -> Tensor:
         """Return a mask of the rows that were called, (rows, 1)."""
         self._arrange(device)
         return self._called
 
-    def _flat(self) -> list[Tensor]:
-        return [table.flatten() for _, table in self._calls]
+    def _tables(self) -> list[Tensor]:
+        return [table for _, table in self._calls]
 
     def _arrange(self, device: torch.device) -> None:
         """Compute where each row's sensitivities are in the concatenated calls, if the set of calls has changed."""
-        pattern = (device, [(first_row, *table.shape) for first_row, table in self._calls])
+        pattern = (device, [(first_row, table.shape) for first_row, table in self._calls])
         if self._arranged == pattern:
             return
         _refuse_capture(device)

@@ -20,7 +20,7 @@ from flexact.ops.policy_tables import PolicyKernels
 from flexact.routing.call_statistics import CallStatistics
 from flexact.routing.gumbel import gumbel_noise, log_pi, probabilities
 from flexact.routing.sharding import is_sharded
-from flexact.routing.site import Site, version_of
+from flexact.routing.site import Site, version_of, versions_of
 from flexact.routing.site_tables import SiteTables
 
 
@@ -70,6 +70,8 @@ class Router(SiteTables):
         self._read: list[tuple[int, int] | None] = [None] * len(sites)
         self._alive: Tensor | None = None
         self._alive_is_old = True
+        self.committed = all(site.committed for site in sites)
+        """Whether every site is committed. Then no noise is drawn, and the tables are computed only once."""
 
     @property
     def at_rest(self) -> bool:
@@ -80,16 +82,27 @@ class Router(SiteTables):
         """Compute the probabilities of this forward. Without a Schedule, a training forward also starts a step."""
         self.move_to_device()
         if not torch.compiler.is_compiling():
-            for site in self.sites:
-                site.notice_copied_buffers()
-            self._read = [_state_of(site) for site in self.sites]
-        if all(site.only_candidate is not None for site in self.sites):
+            self._notice_writes()
+        if self.at_rest and all(site.only_candidate is not None for site in self.sites):
             return
         if training and not self.scheduled and not recomputing():
             self.go_to(self.step + 1)
         if not (self._decided and self.committed) or transforming():
             self._make_tables()
         self.ready = self.current = True
+
+    def _notice_writes(self) -> None:
+        """Update the sites whose buffers were written to, and note the state of all logits. Few calls per site, since
+        this runs in every step."""
+        dropped_at: list[Any] = [site._buffers["dropped_at"] for site in self.sites]
+        if versions_of(dropped_at) != [site._alive_version for site in self.sites]:
+            for site in self.sites:
+                site.notice_copied_buffers()
+        logits: list[Any] = [site._parameters.get("logits") for site in self.sites]
+        if {type(one) for one in logits} == {nn.Parameter}:
+            self._read = list(zip(map(id, logits), versions_of(logits), strict=True))
+        else:
+            self._read = [_state_of(site) for site in self.sites]
 
     def notice(self, index: int) -> None:
         """Mark the tables as outdated if a site's logits were written to since the last refresh, for example by an
@@ -99,20 +112,18 @@ class Router(SiteTables):
 
     def _make_tables(self) -> None:
         self._decided = self.committed and not transforming()
+        if self._skipped_draw and not self._decided:
+            self._draw()
+        kernels = None if self._decided else self.kernels()
+        if kernels is not None and not torch.is_inference_mode_enabled():
+            self.pi, self.p = self._fused_probabilities(kernels)  # the contexts below take longer than the launch
+            return
         # Outside inference mode, because a later training step could not use inference tensors.
         with torch.inference_mode(False), torch.no_grad():
             if self._decided:
                 self.pi = self.p = self.alive().float()
-                return
-            if self._skipped_draw:
-                self._draw()
-            kernels = self.kernels()
-            self.pi, self.p = self._probabilities() if kernels is None else self._fused_probabilities(kernels)
-
-    @property
-    def committed(self) -> bool:
-        """Whether every site is committed. Then no noise is drawn, and the tables are computed only once."""
-        return all(site.committed for site in self.sites)
+            else:
+                self.pi, self.p = self._probabilities() if kernels is None else self._fused_probabilities(kernels)
 
     def go_to(self, step: int) -> None:
         """Start a given step: draw its noise and clear the statistics, which its micro-batches share."""
@@ -120,7 +131,8 @@ class Router(SiteTables):
         self.call_statistics.clear()
         self.step, self.current = step, False
         self._draw()
-        self.alive()  # updated here, because a forward may be traced by a compiler
+        if self._alive_is_old:
+            self.alive()  # updated here, because a forward may be traced by a compiler
         if self.committed and not self._decided and not transforming():
             self._make_tables()  # for the same reason
 
@@ -140,14 +152,16 @@ class Router(SiteTables):
         """Return the kernels that compute the probabilities and the policy; None for plain torch, as under
         torch.compile, which fuses the plain operations, and under torch.func and torch.jit.trace, whose tensors kernels
         cannot read."""
-        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or transforming():
-            return None
-        return policy_kernels.chosen(self.sites[0].logits, self.k)
+        kernels = policy_kernels.chosen(self.parameters()[0], self.k)
+        return None if kernels is None or torch._C._functorch.peek_interpreter_stack() is not None else kernels
 
     def alive(self) -> Tensor:
         """Return a mask of the candidates that are not dropped, (rows, K); False for padding. Cached until a drop."""
-        if transforming():  # a tensor of torch.func must not outlive its transform
-            return self._alive_now()
+        # A tensor of torch.func must not outlive its transform.
+        return self._alive_now() if transforming() else self.kept_alive()
+
+    def kept_alive(self) -> Tensor:
+        """Return `alive` outside of torch.func transforms, as where kernels run."""
         if self._alive is None or self._alive_is_old:
             alive = self._alive_now()
             if type(alive) is not Tensor:  # a fake tensor of torch.export
@@ -162,6 +176,7 @@ class Router(SiteTables):
     def alive_changed(self) -> None:
         """Mark the tables as outdated after a drop or after a state was loaded."""
         self._alive_is_old, self._decided, self.current = True, False, False
+        self.committed = all(site.committed for site in self.sites)
 
     def called(self) -> Tensor:
         """Return a mask of the rows that were called in this step, (rows, 1)."""
@@ -181,13 +196,14 @@ class Router(SiteTables):
 
     @torch.inference_mode(False)
     def _create_tensors(self) -> None:
-        self._device, self._alive = self.device, None
+        self._device, self._alive, self._alive_is_old = self.device, None, True
         self.call_statistics.clear()
         self.ready = self.current = self._decided = False
         self.lay_out()
         self.noise = self._drawn().to(self.device)
         self.alpha = torch.tensor(self.config.policy.alpha, dtype=torch.float32, device=self.device)
 
+    @torch.no_grad()
     def _probabilities(self) -> tuple[Tensor, Tensor]:
         """Return π and p, (rows, K) each."""
         of_pi = log_pi(self.logits(), self.alive())
@@ -196,7 +212,7 @@ class Router(SiteTables):
     def _fused_probabilities(self, kernels: PolicyKernels) -> tuple[Tensor, Tensor]:
         """Return the result of `_probabilities`, computed by one kernel."""
         values = [*self.flat_logits(), *self.temperatures()]
-        tables = (self.layout, self.alive(), self.noise)
+        tables = (self.layout, self.kept_alive(), self.noise)
         return fallback.run(lambda _: kernels.draw(values, *tables), lambda _: self._probabilities(), values[0])
 
     def _drawn(self) -> Tensor:

@@ -34,6 +34,14 @@ def version_of(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
+def versions_of(tensors: Sequence[Tensor]) -> list[int]:
+    """Return `version_of` each tensor."""
+    try:
+        return [tensor._version for tensor in tensors]
+    except RuntimeError:  # of an inference tensor; asking each one whether it is one takes longer
+        return [version_of(tensor) for tensor in tensors]
+
+
 class Site(nn.Module):
     """The logits of K candidates, and which of them were dropped. See `flexact.FlexAct`, which adds the forward."""
 
@@ -66,6 +74,7 @@ class Site(nn.Module):
         self.function: Callable[..., Tensor] | None = None
         self.added = self.rewritten = False
         self._set_aside("original", original)
+        self._set_aside("picked", None)
         self._set_aside("layer_before", None)  # the layer whose output the site receives, if conversion found it
         self.keys = keys_of(config, original)
         self.candidates = tuple(lookup(key).name for key in self.keys)
@@ -228,10 +237,10 @@ class Site(nn.Module):
                     "the model itself."
                 )
         self._alive_version = version_of(self.dropped_at)
-        self.router.alive_changed()
         self.alive = tuple(torch.nonzero(alive.any(0)).flatten().tolist())
         committed = bool((alive.sum(-1) == 1).all())
         self._set_aside("picked", self._plain(alive.long().argmax(-1).tolist()) if committed else None)
+        self.router.alive_changed()
 
     def notice_copied_buffers(self) -> None:
         """Update the site if its buffers were written to, for example by weight averaging."""

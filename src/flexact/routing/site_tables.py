@@ -32,9 +32,11 @@ class SiteTables:
         """Return the logits of all sites, (rows, K), padded; differentiable."""
         return self.table(self.flat_logits())
 
-    def flat_logits(self) -> list[Tensor]:
+    def flat_logits(self) -> Sequence[Tensor]:
         """Return the full logits of each site."""
         every = self.parameters()
+        if {(type(logits), logits.dtype) for logits in every} == {(nn.Parameter, torch.float32)}:
+            return every  # the usual case, in one pass
         for site, logits in zip(self.sites, every, strict=True):
             if logits.dtype in (torch.float16, torch.bfloat16):
                 raise FlexActError(
@@ -54,7 +56,7 @@ class SiteTables:
 
     def width(self) -> Tensor:
         """Return the number of elements per sample of each row, (rows, 1)."""
-        widths = tuple(site.width for site in self.sites)
+        widths = tuple([site.width for site in self.sites])
         if self._widths != widths:
             self._widths = widths
             by_site = torch.tensor(widths, dtype=torch.float32, device=self.device)
@@ -91,9 +93,9 @@ class SiteTables:
         means = sums / self._group_size
         return means.expand_as(table) if self.group_count == 1 else means[self._group_of_row]
 
-    def table(self, flat: list[Tensor]) -> Tensor:
+    def table(self, flat: Sequence[Tensor]) -> Tensor:
         """Join one flat tensor per site into a (rows, K) table, padded with 0."""
-        joined = torch.cat(flat)
+        joined = torch.cat(list(flat))
         if self._index is None:
             return joined.view(self.rows, self.k)
         return torch.cat([joined, joined.new_zeros(1)])[self._index]

@@ -13,8 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import interpreted_extension
 from flexact import Policy
 from flexact.ops import dispatch, policy_kernels, policy_tables
+from flexact.ops.triton import extension
 from flexact.ops.triton import policy as triton_policy
 from flexact.ops.triton.launch import CannotBuild, Launches
 from flexact.policy import logit_updates as policy
@@ -22,6 +24,7 @@ from kernels import using
 from policy_sites import POLICIES, SITES, Sites, assert_alike, one_step, plain_torch
 
 count = runpy.run_path(str(Path(__file__).parents[3] / "benchmarks" / "launches.py"))["count"]
+CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("triton_kernels")
 
 
@@ -63,6 +66,56 @@ def test_plain_torch_is_the_fallback_where_a_kernel_cannot_be_built(what: str, d
             one_step(ours, 1)
         assert dispatch.active(device).name == "closed_form"
     assert_alike(ours.state(), theirs.state())
+
+
+# In the extension
+
+
+@pytest.mark.parametrize("sizes", [SITES, ((5, 1),)], ids=["several sites", "one site"])
+def test_the_extension_moves_the_logits_as_python_does_to_the_bit(
+    sizes: tuple[tuple[int, int], ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = Sites(CPU, sizes=sizes), Sites(CPU, sizes=sizes)
+    every = range(len(sizes))
+    interpreted_extension.use(monkeypatch)
+    for step in range(1, 4):
+        for sites, enabled in ((ours, True), (theirs, False)):
+            with monkeypatch.context() as patch:
+                if enabled:
+                    patch.setattr(triton_policy, "update", mock.Mock(side_effect=AssertionError("not in one call")))
+                else:
+                    patch.setattr(extension, "ready", lambda: None)
+                sites.draw(step)
+                sites.call(*every)
+                sites.differentiate(*every)
+                sites.act()
+        assert all(one.logits.grad is None for one in ours.sites)
+        assert all(torch.equal(own, other) for own, other in zip(ours.state(), theirs.state(), strict=True))
+        assert [one.logits._version for one in ours.sites] == [one.logits._version for one in theirs.sites]
+
+
+@pytest.mark.parametrize("without", ["no gradient", "double", "sparse"])
+def test_the_extension_leaves_other_gradients_to_python(without: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sites = Sites(CPU)
+    interpreted_extension.use(monkeypatch)
+    sites.draw(1)
+    sites.call(*range(len(SITES)))
+    sites.differentiate(*range(len(SITES)))
+    sites.act()  # the kernel is launched once, so that the extension could launch it now
+    sites.differentiate(*range(len(SITES)))
+    last = sites.sites[-1].logits
+    other = {"no gradient": None, "double": torch.ones_like(last).double(), "sparse": torch.ones_like(last).to_sparse()}
+    logits = [nn.Parameter(one.logits.detach().clone()) for one in sites.sites]
+    for own, one in zip(logits, sites.sites, strict=True):
+        own.grad = one.logits.grad
+    if without == "double":
+        logits[-1] = nn.Parameter(logits[-1].detach().double())
+    logits[-1].grad = other[without]
+    before = [own.detach().clone() for own in logits]
+    update = policy._FusedUpdate(triton_policy, sites.router, sites.statistics, torch.tensor(0.05), None)
+    assert not triton_policy.move(logits, update._called, *update._arguments)
+    assert all(torch.equal(own, old) for own, old in zip(logits, before, strict=True))
+    assert all(own.grad is not None for own in logits[:-1])
 
 
 # Launches

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flexact.config import Policy
 from flexact.ops.native import library
-from flexact.ops.policy_tables import Tables
+from flexact.ops.policy_tables import Tables, concatenated
 
 
 class _Settings(ctypes.Structure):
@@ -52,7 +52,7 @@ def update(
     policy: Policy,
 ) -> Tensor:
     """Return the changes to subtract from the logits; see `PolicyKernels.update`."""
-    pairs = zip((torch.hstack(tuple(values)), *tables), _READ, strict=True)
+    pairs = zip((concatenated(values), *tables), _READ, strict=True)
     read = [tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype) for tensor, dtype in pairs]
     found = values[0].new_empty(size, dtype=torch.float32)
     groups, most = len(tables.group_starts) - 1, tables.calls.shape[1] - 2
@@ -61,3 +61,8 @@ def update(
     step = _Step(*[None if tensor is None else tensor.data_ptr() for tensor in tensors])
     library.load().update(ctypes.addressof(step), ctypes.addressof(settings))
     return found
+
+
+def move(*_: object) -> bool:
+    """Return False: torch subtracts the changes; see `PolicyKernels.move`."""
+    return False

@@ -3,6 +3,7 @@
 
 #include <Python.h>
 
+#include <ATen/ops/_foreach_sub.h>
 #include <ATen/ops/cat.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -23,6 +24,7 @@ using torch::autograd::variable_list;
 struct Joined : torch::CustomClassHolder {
     Pass pass;
     std::vector<int64_t> outputs;
+    std::vector<at::ScalarType> dtypes; /* of the others */
 };
 
 /* Where the gradient of an input is: a tensor of the backward pass, or `length` elements of it if that is not 0. */
@@ -272,38 +274,81 @@ PyObject *source_of(PyObject *, PyObject *item) {
     END_HANDLE_TH_ERRORS
 }
 
-/* make_joined(pass, outputs): return a pass for `run_joined`. */
+/* make_joined(pass, outputs, others): return a pass for `run_joined` and `move`, for others like these. */
 PyObject *make_joined(PyObject *, PyObject *arguments) {
     HANDLE_TH_ERRORS
-    PyObject *described, *outputs;
-    if (!PyArg_ParseTuple(arguments, "OO", &described, &outputs)) return nullptr;
+    PyObject *described, *outputs, *others;
+    if (!PyArg_ParseTuple(arguments, "OOO", &described, &outputs, &others)) return nullptr;
     auto joined = c10::make_intrusive<Joined>();
     joined->pass = pass(described), joined->outputs = numbers(outputs);
+    for (const auto &one : list<Tensor>(others, tensor)) joined->dtypes.push_back(one.scalar_type());
     return capsule(std::move(joined));
     END_HANDLE_TH_ERRORS
 }
 
-/* run_joined(pass, parts, others): run it on the concatenation of the parts, flattened, and on the others. Return its
-   outputs; None if a kernel does not support an address. */
+bool of_dtype(const Tensor &tensor, at::ScalarType dtype) { return tensor.scalar_type() == dtype; }
+
+/* Run a pass on the concatenation of the parts, flattened, and on the others, a tuple. Return its outputs; nothing if the
+   kernels do not support a dtype or an address. */
+variable_list run_on(PyObject *own, std::vector<Tensor> parts, PyObject *others) {
+    const auto *joined = static_cast<Joined *>(PyCapsule_GetPointer(own, Name<Joined>));
+    if (!joined) throw python_error();
+    for (auto &one : parts) one = one.reshape(-1);
+    TORCH_CHECK_VALUE(!parts.empty(), "expected tensors to concatenate");
+    const c10::DeviceGuard on_device(parts[0].device());
+    std::vector<Tensor> tensors{at::cat(parts)};
+    if (tensors[0].scalar_type() != at::kFloat) return {};
+    for (auto &one : list<Tensor>(others, tensor)) tensors.push_back(std::move(one));
+    if (!std::equal(tensors.begin() + 1, tensors.end(), joined->dtypes.begin(), joined->dtypes.end(), of_dtype)) return {};
+    add_buffers(joined->pass, tensors);
+    if (launch(joined->pass, tensors, static_cast<int>(tensors[0].get_device()))) return {};
+    variable_list found;
+    for (const auto position : joined->outputs) found.push_back(tensors[position]);
+    return found;
+}
+
+/* run_joined(pass, parts, others): return the outputs of `run_on` as a tuple, or None. */
 PyObject *run_joined(PyObject *, PyObject *arguments) {
     HANDLE_TH_ERRORS
     PyObject *own, *parts, *others;
     if (!PyArg_ParseTuple(arguments, "OOO", &own, &parts, &others)) return nullptr;
-    const auto *joined = static_cast<Joined *>(PyCapsule_GetPointer(own, Name<Joined>));
-    if (!joined) return nullptr;
     at::NoGradGuard no_grad;
-    auto flat = list<Tensor>(parts, tensor);
-    for (auto &one : flat) one = one.reshape(-1);
-    TORCH_CHECK_VALUE(!flat.empty(), "expected tensors to concatenate");
-    const c10::DeviceGuard on_device(flat[0].device());
-    std::vector<Tensor> tensors{at::cat(flat)};
-    for (auto &one : list<Tensor>(others, tensor)) tensors.push_back(std::move(one));
-    add_buffers(joined->pass, tensors);
-    if (launch(joined->pass, tensors, static_cast<int>(tensors[0].get_device()))) Py_RETURN_NONE;
-    PyObject *found = PyTuple_New(joined->outputs.size());
-    for (size_t i = 0; i < joined->outputs.size(); i++)
-        PyTuple_SET_ITEM(found, i, THPVariable_Wrap(tensors[joined->outputs[i]]));
+    const auto outputs = run_on(own, list<Tensor>(parts, tensor), others);
+    if (outputs.empty()) Py_RETURN_NONE;
+    PyObject *found = PyTuple_New(outputs.size());
+    for (size_t i = 0; i < outputs.size(); i++) PyTuple_SET_ITEM(found, i, THPVariable_Wrap(outputs[i]));
     return found;
+    END_HANDLE_TH_ERRORS
+}
+
+/* move(pass, logits, parts, others): see `PolicyKernels.move`. The pass runs on the gradients of the logits and the
+   parts. */
+PyObject *move(PyObject *, PyObject *arguments) {
+    HANDLE_TH_ERRORS
+    PyObject *own, *given, *parts, *others;
+    if (!PyArg_ParseTuple(arguments, "OOOO", &own, &given, &parts, &others)) return nullptr;
+    at::NoGradGuard no_grad;
+    const auto logits = list<Tensor>(given, tensor);
+    const auto plain = [](const Tensor &one) {
+        return one.defined() && one.layout() == at::kStrided && one.scalar_type() == at::kFloat &&
+               !one.unsafeGetTensorImpl()->is_python_dispatch(); /* as sharded tensors are */
+    };
+    std::vector<Tensor> values;
+    std::vector<int64_t> sizes;
+    for (const auto &one : logits) {
+        if (!plain(one) || !plain(one.grad())) Py_RETURN_FALSE;
+        values.push_back(one.grad());
+        sizes.push_back(one.numel());
+    }
+    for (auto &one : list<Tensor>(parts, tensor)) values.push_back(std::move(one));
+    const auto outputs = run_on(own, std::move(values), others);
+    if (outputs.empty()) Py_RETURN_FALSE;
+    if (logits.size() == 1)
+        logits[0].sub_(outputs[0]); /* takes half as long */
+    else
+        at::_foreach_sub_(logits, outputs[0].split_with_sizes(sizes));
+    for (const auto &one : logits) one.mutable_grad().reset();
+    Py_RETURN_TRUE;
     END_HANDLE_TH_ERRORS
 }
 
@@ -324,6 +369,7 @@ PyMethodDef methods[] = {
     {"source_of", source_of, METH_O, nullptr},
     {"make_joined", make_joined, METH_VARARGS, nullptr},
     {"run_joined", run_joined, METH_VARARGS, nullptr},
+    {"move", move, METH_VARARGS, nullptr},
     {"connect", connect, METH_VARARGS, nullptr},
     {"set_first_run", set_first_run, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},

@@ -25,7 +25,7 @@ class Pass:
         self.outputs: tuple[int, ...] = ()
         """The positions of the tensors that `run` returns."""
         self.native: dict[Hashable, Any] = {}
-        """Its forms in the extension, by device and dtypes."""
+        """Its forms in the extension, by device."""
         self._steps: list[tuple[Launch, Sequence[int]]] = []
 
     def like(self, position: int) -> int:

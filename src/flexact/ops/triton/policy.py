@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from flexact.config import Policy
-from flexact.ops.policy_tables import Tables
+from flexact.ops.policy_tables import Tables, concatenated
 from flexact.ops.triton import extension
 from flexact.ops.triton.kernels import MOST_CANDIDATES
 from flexact.ops.triton.launch import Launch
@@ -48,30 +48,52 @@ def update(
     policy: Policy,
 ) -> Tensor:
     """Return the changes to subtract from the logits; see `PolicyKernels.update`."""
-    read, factors = tables[:-1], tables.factors
-    groups = len(tables.group_starts) - 1
-    most = tables.calls.shape[1] - 2
-    steps = _update_pass(size, *tables.alive.shape, groups, most, factors is not None, rates, policy)
-    placeholder = tables.width if factors is None else factors
-    (found,) = _run(steps, values, (*read, placeholder, *statistics))
+    (found,) = _run(_pass_of(size, tables, rates, policy), values, _others(tables, statistics))
     return found
+
+
+def move(
+    logits: Sequence[Tensor],
+    sensitivities: Sequence[Tensor],
+    size: int,
+    tables: Tables,
+    statistics: tuple[Tensor, ...],
+    rates: tuple[float, float],
+    policy: Policy,
+) -> bool:
+    """Do the whole step in one call of the extension, if it can; see `PolicyKernels.move`."""
+    steps, others = _pass_of(size, tables, rates, policy), _others(tables, statistics)
+    module = extension.ready()
+    native = None if module is None else _native(module, steps, logits[0].get_device(), others)
+    return native is not None and module.move(native, tuple(logits), tuple(sensitivities), others)
+
+
+def _pass_of(size: int, tables: Tables, rates: tuple[float, float], policy: Policy) -> Pass:
+    groups, most = tables.group_starts.shape[0] - 1, tables.calls.shape[1] - 2
+    return _update_pass(size, *tables.alive.shape, groups, most, tables.factors is not None, rates, policy)
+
+
+def _others(tables: Tables, statistics: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return the tensors that the pass takes after `values`."""
+    return (*tables[:-1], tables.width if tables.factors is None else tables.factors, *statistics)
 
 
 def _run(steps: Pass, values: Sequence[Tensor], others: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Run a pass on the concatenation of some tensors, and on others."""
-    native = _native(steps, values[0].get_device(), tuple([tensor.dtype for tensor in others]))
-    found: tuple[Tensor, ...] | None = native and extension.ready().run_joined(native, tuple(values), others)
-    return found or steps.run(torch.hstack(tuple(values)), *others)
-
-
-def _native(steps: Pass, device: int, dtypes: tuple[torch.dtype, ...]) -> Any:
-    """Return a pass in the form that the extension takes; None if it is not compiled."""
     module = extension.ready()
-    if module is not None and (device, dtypes) not in steps.native:
-        described = steps.described(device, (torch.float32, *dtypes))
+    native = None if module is None else _native(module, steps, values[0].get_device(), others)
+    found: tuple[Tensor, ...] | None = native and module.run_joined(native, tuple(values), others)
+    return found or steps.run(concatenated(values), *others)
+
+
+def _native(module: Any, steps: Pass, device: int, others: tuple[Tensor, ...]) -> Any:
+    """Return a pass in the form that the extension takes; None until its kernels were launched once."""
+    native = steps.native.get(device)
+    if native is None:
+        described = steps.described(device, (torch.float32, *[tensor.dtype for tensor in others]))
         if described is not None:
-            steps.native[device, dtypes] = module.make_joined(((), *described), steps.outputs)
-    return steps.native.get((device, dtypes)) if module is not None else None
+            native = steps.native[device] = module.make_joined(((), *described), steps.outputs, others)
+    return native
 
 
 @functools.lru_cache(maxsize=128)
