@@ -3,14 +3,16 @@
 
 #include <Python.h>
 
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/ops/cat.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/csrc/autograd/functions/accumulate_grad.h>
-#include <torch/csrc/autograd/generated/Functions.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/utils/object_ptr.h>
-#include <torch/version.h>
 
+#include "batch_norm_source.h"
 #include "pass_operators.h"
 #include "passes.h"
 
@@ -45,6 +47,11 @@ struct Chain : torch::CustomClassHolder {
     std::vector<int64_t> saved;
     std::vector<Gradient> gradients;    /* of the first inputs */
     Reference again{nullptr};           /* a function for a backward with create_graph=True */
+    mutable bool is_slower = false;     /* than Python, because such a backward ran */
+    std::vector<int64_t> sizes, strides; /* of the first input */
+    std::vector<int64_t> table;         /* the sizes of the probabilities of a site that is not fused */
+    bool is_flat;                       /* whether it serves any first input with as many elements */
+    bool need_logits;
 };
 
 using ChainPtr = c10::intrusive_ptr<Chain>;
@@ -74,6 +81,7 @@ bool must_be_aligned(const Chain &chain, size_t input) {
 /* Return the gradients of a backward with create_graph=True, from Python. */
 variable_list again(const Chain &chain, const Tensor &delta, const variable_list &saved) {
     const Lock lock;
+    chain.is_slower = true;
     THPObjectPtr arguments(PyTuple_New(1 + saved.size()));
     PyTuple_SET_ITEM(arguments.get(), 0, THPVariable_Wrap(delta));
     for (size_t i = 0; i < saved.size(); i++) PyTuple_SET_ITEM(arguments.get(), i + 1, THPVariable_Wrap(saved[i]));
@@ -179,13 +187,15 @@ template <typename Held> PyObject *capsule(c10::intrusive_ptr<Held> held) {
     });
 }
 
-/* make(inputs, forward, restore, backward, x, statistics, saved, gradients, again): return a chain for inputs like these. */
+/* make(inputs, forward, restore, backward, x, statistics, saved, gradients, again, is_flat): return a chain for inputs
+   like these. */
 PyObject *make(PyObject *, PyObject *arguments) {
     HANDLE_TH_ERRORS
     PyObject *inputs, *forward, *restore, *backward, *saved, *gradients, *again;
     long long x, statistics;
-    if (!PyArg_ParseTuple(arguments, "OOOOLLOOO", &inputs, &forward, &restore, &backward, &x, &statistics, &saved,
-                          &gradients, &again))
+    int is_flat;
+    if (!PyArg_ParseTuple(arguments, "OOOOLLOOOp", &inputs, &forward, &restore, &backward, &x, &statistics, &saved,
+                          &gradients, &again, &is_flat))
         return nullptr;
     auto chain = c10::make_intrusive<Chain>();
     const auto given = list<Tensor>(inputs, tensor);
@@ -199,76 +209,125 @@ PyObject *make(PyObject *, PyObject *arguments) {
     chain->gradients = list<Gradient>(gradients, gradient);
     for (size_t i = 0; i < given.size(); i++) chain->aligned.push_back(must_be_aligned(*chain, i));
     chain->again = Reference(again);
+    chain->sizes = given[0].sizes().vec(), chain->strides = given[0].strides().vec();
+    chain->table = given.at(2).sizes().vec();
+    chain->is_flat = is_flat, chain->need_logits = given[1].requires_grad();
     return capsule(std::move(chain));
     END_HANDLE_TH_ERRORS
+}
+
+/* Return x and its statistics; nothing if the chain does not support the inputs. */
+variable_list applied(const ChainPtr &chain, std::vector<Tensor> &inputs) {
+    TORCH_CHECK_VALUE(inputs.size() == chain->dtypes.size(), "expected ", chain->dtypes.size(), " inputs");
+    for (size_t i = 0; i < inputs.size(); i++) {
+        auto &one = inputs[i];
+        if (one.scalar_type() != chain->dtypes[i] || one.get_device() != chain->device || one._is_zerotensor() ||
+            one.is_neg() || one._fw_grad(0).defined() || (chain->aligned[i] && address(one) % 16))
+            return {};
+        if (i < chain->gradients.size()) continue;
+        if (!one.is_non_overlapping_and_dense()) return {};
+        if (one.requires_grad()) one = one.detach(); /* it must not become an input of the node */
+    }
+    if (!inputs[0].is_non_overlapping_and_dense()) return {};
+    return Site::apply(at::TensorList(inputs), chain);
+}
+
+ChainPtr held_chain(PyObject *item) {
+    auto *pointer = static_cast<Chain *>(PyCapsule_GetPointer(item, Name<Chain>));
+    if (!pointer) throw python_error();
+    return ChainPtr::reclaim_copy(pointer);
 }
 
 /* apply(chain, *inputs): return x and its statistics; None if the chain does not support the inputs. */
 PyObject *apply(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
     HANDLE_TH_ERRORS
     TORCH_CHECK_TYPE(count > 0, "expected a chain");
-    auto *pointer = static_cast<Chain *>(PyCapsule_GetPointer(arguments[0], Name<Chain>));
-    if (!pointer) return nullptr;
-    const auto chain = ChainPtr::reclaim_copy(pointer);
     std::vector<Tensor> inputs;
     inputs.reserve(count - 1);
-    TORCH_CHECK_VALUE(static_cast<size_t>(count - 1) == chain->dtypes.size(), "expected ", chain->dtypes.size(), " inputs");
-    for (Py_ssize_t i = 1; i < count; i++) {
-        inputs.push_back(tensor(arguments[i]));
-        const auto &one = inputs.back();
-        if (one.scalar_type() != chain->dtypes[i - 1] || one.get_device() != chain->device || one._is_zerotensor() ||
-            one.is_neg() || one._fw_grad(0).defined() || (chain->aligned[i - 1] && address(one) % 16))
-            Py_RETURN_NONE;
-        /* The others must not become inputs of the node. */
-        if (inputs.size() > chain->gradients.size() && one.requires_grad()) inputs.back() = one.detach();
-    }
-    if (!inputs[0].is_non_overlapping_and_dense()) Py_RETURN_NONE;
-    const auto found = Site::apply(at::TensorList(inputs), chain);
-    PyObject *x = THPVariable_Wrap(found[0]), *statistics = THPVariable_Wrap(found[1]);
-    PyObject *both = PyTuple_Pack(2, x, statistics);
-    Py_DECREF(x), Py_DECREF(statistics);
-    return both;
+    for (Py_ssize_t i = 1; i < count; i++) inputs.push_back(tensor(arguments[i]));
+    const auto found = applied(held_chain(arguments[0]), inputs);
+    if (found.empty()) Py_RETURN_NONE;
+    const THPObjectPtr x(THPVariable_Wrap(found[0])), statistics(THPVariable_Wrap(found[1]));
+    return PyTuple_Pack(2, x.get(), statistics.get());
     END_HANDLE_TH_ERRORS
 }
 
-/* Return what a batch norm in training saved to compute its output h, and its bias, in the order of `restoring.Source`;
-   nothing if the node of h is another one. */
-template <typename Norm> variable_list saved_by(const Tensor &h) {
-#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 8
-    return {}; /* has_hooks is missing, and Python does not call this */
-#else
-    const auto *norm = dynamic_cast<const Norm *>(h.grad_fn().get());
-    if (!norm || !norm->training || norm->input_.has_hooks()) return {};
-    const auto *bias = dynamic_cast<const torch::autograd::AccumulateGrad *>(norm->next_edge(2).function.get());
-    if (!bias) return {};
-    try {
-        if (!norm->running_mean_.unpack().defined()) return {}; /* as in Python */
-        return {norm->input_.unpack(), norm->result1_.unpack(h.grad_fn()), norm->result2_.unpack(h.grad_fn()),
-                norm->weight_.unpack(), bias->variable};
-    } catch (const std::exception &) { /* y was written to, or the graph was freed */
-        return {};
-    }
-#endif
-}
-
-/* source_of(h): the same as `restoring.source_of`, as a tuple. */
+/* source_of(h): the same as `source`, as a tuple; None if there is none. */
 PyObject *source_of(PyObject *, PyObject *item) {
     HANDLE_TH_ERRORS
-    const Tensor h = tensor(item);
-    if (h._version() || !h.grad_fn()) Py_RETURN_NONE;
-    auto found = saved_by<torch::autograd::generated::NativeBatchNormBackward0>(h);
-    if (found.empty()) found = saved_by<torch::autograd::generated::CudnnBatchNormBackward0>(h);
-    if (found.empty() || !found[3].defined()) Py_RETURN_NONE;
-    const auto &y = found[0];
-    const bool is_supported = found[1].scalar_type() == at::kFloat && found[2].scalar_type() == at::kFloat &&
-                              y.scalar_type() == h.scalar_type() && y.sizes() == h.sizes() &&
-                              y.strides() == h.strides() &&
-                              (y.is_contiguous() || y.is_contiguous(at::MemoryFormat::ChannelsLast)) &&
-                              found[3].is_contiguous() && found[4].is_contiguous() && y.numel();
-    if (!is_supported) Py_RETURN_NONE;
-    PyObject *source = PyTuple_New(found.size());
-    for (size_t i = 0; i < found.size(); i++) PyTuple_SET_ITEM(source, i, THPVariable_Wrap(found[i]));
-    return source;
+    const auto found = source(tensor(item));
+    if (found.empty()) Py_RETURN_NONE;
+    PyObject *own = PyTuple_New(found.size());
+    for (size_t i = 0; i < found.size(); i++) PyTuple_SET_ITEM(own, i, THPVariable_Wrap(found[i]));
+    return own;
+    END_HANDLE_TH_ERRORS
+}
+
+/* Whether operations on ordinary tensors run here as they are, with gradients: outside of torch.func, traces and modes. */
+bool is_eager() {
+    using at::DispatchKey;
+    return at::GradMode::is_enabled() && !c10::impl::TorchDispatchModeTLS::stack_len() &&
+           !c10::impl::tls_is_dispatch_key_included(DispatchKey::FuncTorchDynamicLayerFrontMode) &&
+           !c10::impl::tls_is_dispatch_key_included(DispatchKey::Tracer);
+}
+
+/* Whether a chain ran for a call like this one. source: empty if h is saved. */
+bool serves(const Chain &chain, const Tensor &h, const Tensor &logits, const variable_list &source) {
+    return !chain.is_slower && chain.restore.empty() == source.empty() && chain.need_logits == logits.requires_grad() &&
+           (chain.need_logits || h.requires_grad()) &&
+           (chain.is_flat ? h.numel() == c10::multiply_integers(chain.sizes)
+                          : h.sizes() == chain.sizes && h.strides() == chain.strides);
+}
+
+/* Return the rows of a site in the table of the probabilities of all sites. */
+Tensor own_part(const Tensor &table, int64_t first_row, const std::vector<int64_t> &sizes) {
+    at::AutoDispatchBelowADInplaceOrView guard; /* a view that autograd tracks takes longer, and the table has no graph */
+    return table.narrow(0, first_row, sizes[0]).narrow(1, 0, sizes[1]);
+}
+
+int64_t version(const Tensor &one) { return one.is_inference() ? -1 : one._version(); }
+
+/* repeat(chains, h, logits, read, dropped_at, alive_version, table, first_row, temperature): run a call of a site that
+   is not fused again with one of the chains that ran for earlier calls. Return x, the sensitivities, or None if there
+   are none or checkpointing recomputes the call, and the number of elements per sample and row; None if the call is not
+   like an earlier one.
+
+   read: the id of the logits and how often they were written to when the table was computed. alive_version: how often
+   `dropped_at` was written to when the site read it. */
+PyObject *repeat(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
+    HANDLE_TH_ERRORS
+    TORCH_CHECK_TYPE(count == 9 && PyTuple_Check(arguments[0]), "expected a tuple of chains and 8 more arguments");
+    PyObject *chains = arguments[0], *read = arguments[3];
+    if (!THPVariable_CheckExact(arguments[1]) || !THPVariable_CheckExact(arguments[2]) || !PyTuple_Check(read) ||
+        !is_eager())
+        Py_RETURN_NONE;
+    const Tensor h = tensor(arguments[1]), logits = tensor(arguments[2]);
+    if (PyLong_AsVoidPtr(PyTuple_GET_ITEM(read, 0)) != arguments[2] ||
+        number(PyTuple_GET_ITEM(read, 1)) != version(logits) ||
+        number(arguments[5]) != version(tensor(arguments[4])))
+        Py_RETURN_NONE;
+    variable_list from;
+    if (h.scalar_type() == at::kHalf || h.scalar_type() == at::kBFloat16)
+        if (!at::SavedTensorDefaultHooks::get_hooks()) from = source(h);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(chains); i++) {
+        const auto chain = held_chain(PyTuple_GET_ITEM(chains, i));
+        if (!serves(*chain, h, logits, from)) continue;
+        std::vector<Tensor> inputs;
+        inputs.reserve(chain->dtypes.size());
+        inputs.push_back(h), inputs.push_back(logits);
+        inputs.push_back(own_part(tensor(arguments[6]), number(arguments[7]), chain->table));
+        inputs.push_back(tensor(arguments[8]));
+        std::move(from.begin(), from.end(), std::back_inserter(inputs));
+        const auto found = applied(chain, inputs);
+        if (found.empty()) Py_RETURN_NONE;
+        const bool gathers = found[1].numel() && torch::autograd::get_current_graph_task_id() == -1;
+        const int64_t samples = h.dim() ? h.size(0) : h.numel(); /* of a scalar the width is 1 */
+        const THPObjectPtr width(PyLong_FromLongLong(std::max<int64_t>(h.numel() / (samples * chain->table[0]), 1)));
+        const THPObjectPtr x(THPVariable_Wrap(found[0]));
+        const THPObjectPtr sensitivities(gathers ? THPVariable_Wrap(found[1]) : Py_NewRef(Py_None));
+        return PyTuple_Pack(3, x.get(), sensitivities.get(), width.get());
+    }
+    Py_RETURN_NONE;
     END_HANDLE_TH_ERRORS
 }
 
@@ -321,6 +380,7 @@ PyObject *connect(PyObject *, PyObject *arguments) {
 PyMethodDef methods[] = {
     {"make", make, METH_VARARGS, nullptr},
     {"apply", reinterpret_cast<PyCFunction>(reinterpret_cast<void *>(apply)), METH_FASTCALL, nullptr},
+    {"repeat", reinterpret_cast<PyCFunction>(reinterpret_cast<void *>(repeat)), METH_FASTCALL, nullptr},
     {"source_of", source_of, METH_O, nullptr},
     {"make_joined", make_joined, METH_VARARGS, nullptr},
     {"run_joined", run_joined, METH_VARARGS, nullptr},

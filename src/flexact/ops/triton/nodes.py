@@ -16,6 +16,7 @@ from torch import Tensor
 from flexact.ops import operators
 from flexact.ops.batch_norm import BatchNorm
 from flexact.ops.blending import Blending
+from flexact.ops.known_calls import KnownCalls
 from flexact.ops.triton import autograd, extension, kernels, restoring
 from flexact.ops.triton.chain import Chain
 from flexact.ops.triton.moments import moments_pass
@@ -30,11 +31,14 @@ _needs_python: set[Hashable] = set()
 """The keys of chains whose backward ran with create_graph=True. The functions in Python are faster at that."""
 
 
-def routed(h: Tensor, logits: Tensor, blending: Blending) -> tuple[Tensor, Tensor]:
-    """Return the routed activation of h and its statistics."""
+def routed(h: Tensor, logits: Tensor, blending: Blending, known: KnownCalls | None = None) -> tuple[Tensor, Tensor]:
+    """Return the routed activation of h and its statistics.
+
+    known: receives the chain if the extension runs this call.
+    """
     module = _extension(h, blending)
     source = restoring.source_of(h, module)
-    found = None if module is None else _routed(module, h, logits, blending, source)
+    found = None if module is None else _routed(module, h, logits, blending, source, known)
     if found is None:
         found = autograd.routed(h, logits, blending)
         if source is not None:
@@ -43,7 +47,7 @@ def routed(h: Tensor, logits: Tensor, blending: Blending) -> tuple[Tensor, Tenso
 
 
 def _routed(
-    module: Any, h: Tensor, logits: Tensor, blending: Blending, source: Source | None
+    module: Any, h: Tensor, logits: Tensor, blending: Blending, source: Source | None, known: KnownCalls | None
 ) -> tuple[Tensor, Tensor] | None:
     """Return the result of `routed` from the extension; None if it does not run."""
     if not (h.requires_grad or logits.requires_grad):
@@ -57,7 +61,7 @@ def _routed(
     chain = _chains.get(key)
     if chain is None:
         chain = _added(key, _routed_chain(key, h, blending, logits.requires_grad, source))
-    return _applied(module, chain, (h, logits, p, temperature, *(source or ())))
+    return _applied(module, chain, (h, logits, p, temperature, *(source or ())), known)
 
 
 def normalised(
@@ -92,11 +96,13 @@ def _extension(h: Tensor, blending: Blending) -> Any:
     return extension.ready() if torch.is_grad_enabled() else None
 
 
-def _applied(module: Any, chain: Chain, inputs: Any) -> tuple[Tensor, Tensor] | None:
+def _applied(module: Any, chain: Chain, inputs: Any, known: KnownCalls | None = None) -> tuple[Tensor, Tensor] | None:
     native = chain.native(module, inputs)
     if native is None:
         return None
     found: tuple[Tensor, Tensor] | None = module.apply(native, *inputs)
+    if found is not None and known is not None:
+        known.add(module.repeat, native)
     return found
 
 
@@ -110,7 +116,8 @@ def _added(key: Hashable, chain: Chain) -> Chain:
 def _routed_chain(key: Hashable, h: Tensor, blending: Blending, need_logits: bool, source: Source | None) -> Chain:
     h_at, logits_at, p, temperature, y_at, *others = range(4 + len(Source._fields))
     again = functools.partial(_routed_again, key, blending.keys, blending.alive, blending.channel_dim)
-    chain = Chain(4 if source is None else 4 + len(source), again)
+    is_flat = source is None and blending.probabilities.shape[0] == 1
+    chain = Chain(4 if source is None else 4 + len(source), again, is_flat)
     if source is not None:
         copy, restore = restoring.passes(source.y)
         chain.restore(restore, (y_at, *chain.add(copy, others)))
