@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +62,7 @@ class FlexAct(Site):
 
     def forward(self, input: Tensor) -> Tensor:
         h = input  # the parameter has the name that torch's activations use
-        if not torch.compiler.is_compiling() and (repeated := self._repeated(h)) is not None:
+        if not torch.compiler.is_compiling() and (repeated := self.repeated(h)) is not None:
             return repeated
         self.notice_writes()
         if self.picked is not None and not (transforming() and self._is_batched()):
@@ -82,12 +82,18 @@ class FlexAct(Site):
         self.gather(routing, sensitivity)
         return x
 
-    def _repeated(self, h: Tensor) -> Tensor | None:
+    def repeated(
+        self, h: Tensor, kind: Hashable = None, with_gradients: Sequence[Tensor] = (), running: Sequence[Tensor] = ()
+    ) -> Tensor | None:
         """Return the result of a training call like an earlier one that ran in the extension, which then checks all
-        that `forward` does, in less time; None if the call is not like one."""
+        that `forward` does, in less time; None if the call is not like one.
+
+        kind, with_gradients, running: of a fused site, those of `flexact.ops.batch_norm.inputs_of`.
+        """
         state = self.__dict__  # faster than attributes of a module
         router: Router = state["router"]
-        known = router.known_calls[state["index"]]
+        index = state["index"]
+        known = router.known_calls[index]
         if (
             known.repeat is None
             or not (router.current and state["training"] and known.are_valid())
@@ -96,10 +102,10 @@ class FlexAct(Site):
             or router.trying is not None
         ):
             return None
-        buffers, first_row = state["_buffers"], state["table_rows"].start
+        logits, buffers, first_row = state["_parameters"].get("logits"), state["_buffers"], state["table_rows"].start
         found = known.repeat(
-            known.chains, h, state["_parameters"].get("logits"), router.read[state["index"]], buffers["dropped_at"],
-            state["_alive_version"], router.p, first_row, buffers["temperature"],
+            known.chains, kind, h, logits, state["picked"] is not None, router.read[index], buffers["dropped_at"],
+            state["_alive_version"], router.p, first_row, buffers["temperature"], with_gradients, running,
         )  # fmt: skip
         if found is None:
             return None

@@ -242,3 +242,130 @@ def test_a_model_whose_calls_are_repeated_can_be_copied(copied: Callable[[nn.Mod
         site(one).router.go_to(5)
         site(one).router.scheduled = True
     torch.testing.assert_close(twin(sample()), model(sample()), rtol=0, atol=0)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.other = (nn.BatchNorm2d(3) for _ in range(3))
+        self.act1, self.act2, self.act3 = nn.ReLU(), nn.ReLU(), nn.ReLU()
+
+    def forward(self, y: Tensor, residual: Tensor) -> Tensor:
+        h = self.act1(self.first(y))
+        h = self.act2(self.second(h) + residual)
+        return self.act3(self.first(h) + self.other(residual))
+
+
+def block() -> nn.Module:
+    """Return a block of fused sites that was called twice."""
+    torch.manual_seed(0)
+    model = flexact.convert(Block(), config=flexact.FlexConfig(candidates=CANDIDATES), fuse=True)
+    for _ in range(2):
+        model(*images()).sum().backward()
+    model.zero_grad()
+    return model
+
+
+def images() -> tuple[Tensor, Tensor]:
+    y = torch.linspace(-2, 3, 2 * 3 * 20).view(2, 3, 4, 5)
+    return y, y.flip(0)
+
+
+def in_eval(model: Any) -> None:
+    model.first.eval()
+
+
+def set_momentum(model: Any) -> None:
+    model.second.momentum = 0.5
+
+
+def stop_tracking(model: Any) -> None:
+    model.other.running_mean = model.other.running_var = None
+
+
+@torch.no_grad()
+def replace_weight(model: Any) -> None:
+    model.first.weight = nn.Parameter(torch.tensor([3.0, 1.0, 2.0]))
+
+
+FUSED_CHANGES: dict[str, Callable[[Any], Any]] = {
+    "nothing": lambda model: None,
+    "a step": lambda model: model.act1.router.go_to(9),
+    "logits written": lambda model: model.act2.logits.data.add_(torch.tensor([0.0, 1.0, 2.0])),
+    "dropped": lambda model: model.act2.drop(torch.tensor([[True, False, False]]), step=3),
+    "committed": lambda model: [act.commit(3) for act in (model.act1, model.act2, model.act3)],
+    "evaluated": lambda model: model.eval(),
+    "a trial": lambda model: setattr(model.act1.router, "trying", 2),
+    "norm in eval mode": in_eval,
+    "momentum": set_momentum,
+    "no running statistics": stop_tracking,
+    "weight replaced": replace_weight,
+    "weight frozen": lambda model: model.first.weight.requires_grad_(False),
+    "doubled norm": lambda model: model.second.register_forward_hook(lambda *given: 2 * given[-1]),
+    "doubled site": lambda model: model.act2.register_forward_hook(lambda *given: 2 * given[-1]),
+}
+LAYOUTS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
+    "the same": lambda y, r: (y, r),
+    "channels last": lambda y, r: (
+        y.contiguous(memory_format=torch.channels_last),
+        r.contiguous(memory_format=torch.channels_last),
+    ),
+    "only one channels last": lambda y, r: (y, r.contiguous(memory_format=torch.channels_last)),
+    "another size": lambda y, r: (y[..., :4].contiguous(), r[..., :4].contiguous()),
+}
+
+
+def trained_twice(model: Any, y: Tensor, residual: Tensor) -> list[Tensor]:
+    found = []
+    for _ in range(2):
+        given = [one.clone().requires_grad_() for one in (y, residual)]
+        x = model(*given)
+        found.append(x)
+        if x.requires_grad:
+            (x * torch.linspace(-1, 1, x.numel()).view_as(x)).sum().backward()
+            found += [one.grad for one in given]
+    found += [p.grad for p in model.parameters() if p.grad is not None]
+    found += [table for _, table in model.act1.router.call_statistics._calls]
+    return [*found, *model.state_dict().values(), torch.tensor([act.width for act in (model.act1, model.act2)])]
+
+
+@pytest.mark.parametrize(
+    ("change", "layout"),
+    [*((change, "the same") for change in FUSED_CHANGES), *(("nothing", layout) for layout in list(LAYOUTS)[1:])],
+)
+def test_fused_calls_after_a_change_are_those_of_a_model_that_looks_them_up(
+    change: str, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, other = block(), block()
+    FUSED_CHANGES[change](model), FUSED_CHANGES[change](other)
+    given = LAYOUTS[layout](*images())
+    found = trained_twice(model, *given)
+    monkeypatch.setattr(extension, "ready", lambda: None)
+    other.act1.router.alive_changed()  # forgets the calls
+    expected = trained_twice(other, *given)
+    assert len(found) == len(expected)
+    for one, two in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_fused_calls_like_earlier_ones_are_not_looked_up(committed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = block()
+    if committed:
+        for act in (model.act1, model.act2, model.act3):
+            act.commit(3)
+        for _ in range(2):  # the first compiles, as the kernels are others
+            model(*images()).sum().backward()
+    looked_up = []
+    original = nodes.normalised
+
+    def noticed(*given: Any) -> Any:
+        looked_up.append(given)
+        return original(*given)
+
+    monkeypatch.setattr(nodes, "normalised", noticed)
+    model(*images()).sum().backward()
+    assert not looked_up
+    model.first.momentum = 0.5
+    model(*images()).sum().backward()
+    assert len(looked_up) == 2

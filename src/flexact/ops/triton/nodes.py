@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flexact.ops import operators
-from flexact.ops.batch_norm import BatchNorm
+from flexact.ops.batch_norm import BatchNorm, inputs_of
 from flexact.ops.blending import Blending
 from flexact.ops.known_calls import KnownCalls
 from flexact.ops.triton import autograd, extension, kernels, restoring
@@ -65,28 +65,29 @@ def _routed(
 
 
 def normalised(
-    y: Tensor, logits: Tensor, norm: BatchNorm, residual: Tensor | None, other: BatchNorm | None, blending: Blending
+    y: Tensor,
+    logits: Tensor,
+    norm: BatchNorm,
+    residual: Tensor | None,
+    other: BatchNorm | None,
+    blending: Blending,
+    known: KnownCalls | None = None,
 ) -> tuple[Tensor, Tensor] | None:
     """Return the routed activation of norm(y) + residual and its statistics, and update the running statistics. Return
     None if the extension does not run.
 
-    other: the batch norm of the residual, if it has one.
+    other: the batch norm of the residual, if it has one. known: as for `routed`.
     """
     module = _extension(y, blending)
     if module is None:
         return None
     _, p, temperature, keys, alive, _, statistics = blending
-    norms = norm.key, residual is None, other and other.key
-    key = (y.shape, y.stride(), y.dtype, norms, p.shape, keys, alive, statistics, logits.requires_grad)
+    kind, with_gradients, running = inputs_of(norm, residual, other)
+    key = (y.shape, y.stride(), y.dtype, kind, p.shape, keys, alive, statistics, logits.requires_grad)
     chain = _chains.get(key)
     if chain is None:
-        chain = _added(key, _normalised_chain(y, norm, residual, other, blending, logits.requires_grad))
-    inputs = [y, logits]
-    for one in (norm.weight, norm.bias, residual, *((other.weight, other.bias) if other else ())):
-        if one is not None:
-            inputs.append(one)
-    inputs += (p, temperature, *(norm.running or ()), *((other.running or ()) if other else ()))
-    return _applied(module, chain, inputs)
+        chain = _added(key, _normalised_chain(y, norm, residual, other, blending, logits.requires_grad, kind))
+    return _applied(module, chain, (y, logits, *with_gradients, p, temperature, *running), known)
 
 
 def _extension(h: Tensor, blending: Blending) -> Any:
@@ -136,6 +137,7 @@ def _normalised_chain(
     other: BatchNorm | None,
     blending: Blending,
     need_logits: bool,
+    norms: Hashable,
 ) -> Chain:
     names = ["y", "logits"]
     names += ["weight", "bias"] if norm.weight is not None else []
@@ -146,7 +148,7 @@ def _normalised_chain(
     names += _running("") if norm.running is not None else []
     names += _running("other ") if other is not None and other.running is not None else []
     at = {name: number for number, name in enumerate(names)}
-    chain = Chain(len(names), _normalised_again)
+    chain = Chain(len(names), _normalised_again, kind=norms)
 
     def moments(tensor: Tensor, name: str, own: BatchNorm, prefix: str) -> int:
         steps = moments_pass(tensor, own.running is not None, own.momentum, own.eps)
