@@ -32,6 +32,9 @@ class Kernels:
         Kernels.launched += 1
         tensors = []
         for address, dtype in zip(addresses, self.dtypes, strict=True):
+            if not address:  # of a tensor without elements
+                tensors.append(torch.empty(0, dtype=dtype))
+                continue
             memory = (ctypes.c_char * (ELEMENTS * dtype.itemsize)).from_address(address)
             tensors.append(torch.frombuffer(memory, dtype=dtype))
         for launch, places in self.launches.steps:

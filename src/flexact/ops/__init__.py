@@ -36,6 +36,7 @@ from flexact.ops import (
 from flexact.ops.blending import Blending
 from flexact.ops.closed_form_blends import ClosedFormBlends
 from flexact.ops.higher_order import Blends
+from flexact.ops.known_calls import KnownCalls
 from flexact.ops.native import routed as native
 from flexact.ops.native.blends import NativeBlends
 from flexact.ops.operators import Implementation
@@ -71,14 +72,14 @@ def routed_activation(
     return activated(h, logits, blending)
 
 
-def activated(h: Tensor, logits: Tensor, blending: Blending) -> tuple[Tensor, Tensor]:
-    """Return the result of `routed_activation`."""
+def activated(h: Tensor, logits: Tensor, blending: Blending, known: KnownCalls | None = None) -> tuple[Tensor, Tensor]:
+    """Return the result of `routed_activation`. known: receives what ran, if such a call can be repeated."""
     if differentiable.transforming():
         return differentiable.routed_activation(h, logits, blending), blending.weights.new_empty(0)
     if runs_fused(h, blending.keys, blending.alive):
         from flexact.ops.triton import nodes  # needs Triton
 
-        return nodes.routed(h, logits, blending)
+        return nodes.routed(h, logits, blending, known)
     return _routed(h, logits, blending)
 
 

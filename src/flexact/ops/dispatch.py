@@ -49,6 +49,9 @@ class Active(NamedTuple):
     reason: str
 
 
+changes = 0
+"""How often the implementation of a device may have changed."""
+
 _forced: Kernels | None = None
 _broken: dict[Kernels, str] = {}
 """The implementations that were disabled in this process, and why."""
@@ -67,7 +70,7 @@ def use(kernels: Kernels) -> None:
     chosen = _checked("kernels", kernels)
     _broken.pop(chosen, None)
     _forced = None if chosen == "auto" else chosen
-    active.cache_clear()
+    _choose_again()
 
 
 def wanted() -> Kernels:
@@ -175,8 +178,14 @@ def give_up(kernels: Kernels, failure: str, error: BaseException) -> None:
     """Disable an implementation after it failed, and warn once."""
     if kernels not in _broken:
         _broken[kernels] = f"{failure} ({type(error).__name__}: {str(error)[:200]})"
-        active.cache_clear()
+        _choose_again()
         warnings.warn(f"{_broken[kernels]}. flexact falls back to torch operations, which are slower.", stacklevel=2)
+
+
+def _choose_again() -> None:
+    global changes
+    changes += 1
+    active.cache_clear()
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from flexact.ops import fallback, policy_kernels
 from flexact.ops.differentiable import is_wrapped, transforming
+from flexact.ops.known_calls import KnownCalls
 from flexact.ops.policy_tables import PolicyKernels
 from flexact.routing.call_statistics import CallStatistics
 from flexact.routing.gumbel import gumbel_noise, log_pi, probabilities
@@ -67,7 +68,9 @@ class Router(SiteTables):
             start += site.rows
         self.call_statistics = CallStatistics(self.rows, self.k, start=sum(site.rows * site.k for site in sites))
         self._device: torch.device | None = None
-        self._read: list[tuple[int, int] | None] = [None] * len(sites)
+        self.read: list[tuple[int, int] | None] = [None] * len(sites)
+        """Of each site the state of the logits from which the tables were computed; see `_state_of`."""
+        self.known_calls = [KnownCalls() for _ in sites]
         self._alive: Tensor | None = None
         self._alive_is_old = True
         self.committed = all(site.committed for site in sites)
@@ -100,14 +103,14 @@ class Router(SiteTables):
                 site.notice_copied_buffers()
         logits: list[Any] = [site._parameters.get("logits") for site in self.sites]
         if {type(one) for one in logits} == {nn.Parameter}:
-            self._read = list(zip(map(id, logits), versions_of(logits), strict=True))
+            self.read = list(zip(map(id, logits), versions_of(logits), strict=True))
         else:
-            self._read = [_state_of(site) for site in self.sites]
+            self.read = [_state_of(site) for site in self.sites]
 
     def notice(self, index: int) -> None:
         """Mark the tables as outdated if a site's logits were written to since the last refresh, for example by an
         optimizer or by weight averaging before a call outside the model's forward."""
-        if self.current and (read := self._read[index]) is not None and read != _state_of(self.sites[index]):
+        if self.current and (read := self.read[index]) is not None and read != _state_of(self.sites[index]):
             self.current = False
 
     def _make_tables(self) -> None:
@@ -177,6 +180,7 @@ class Router(SiteTables):
         """Mark the tables as outdated after a drop or after a state was loaded."""
         self._alive_is_old, self._decided, self.current = True, False, False
         self.committed = all(site.committed for site in self.sites)
+        self.known_calls = [KnownCalls() for _ in self.sites]
 
     def called(self) -> Tensor:
         """Return a mask of the rows that were called in this step, (rows, 1)."""
@@ -227,6 +231,7 @@ class Router(SiteTables):
         # A copy has no schedule that would end a warm-up. In a trial its weights are those of one candidate, which it
         # keeps running.
         state = vars(self) | {"warming_up": False, "tried": None, "loss": None}
+        state["known_calls"] = [KnownCalls() for _ in self.sites]
         if self.ready and is_wrapped(self.p):  # tensors of torch.func cannot be copied
             del state["pi"], state["p"]
             state["ready"] = state["current"] = False

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from flexact.ops import fallback, runs_fused
-from flexact.ops.batch_norm import BatchNorm
+from flexact.ops.batch_norm import BatchNorm, inputs_of
 from flexact.ops.blending import Blending
 from flexact.routing.layer import FlexAct
 
@@ -96,6 +96,8 @@ def normalised_site(site: nn.Module, *parts: Any) -> Tensor:
     """Return site(norm(y) + residual). parts: the fields of `Deferred`."""
     h = Deferred(*parts)
     if isinstance(site, FlexAct):
+        if not torch.compiler.is_compiling() and (repeated := _repeated(site, h)) is not None:
+            return repeated
         site.notice_writes()
         if _fits(site, h):
             if torch.compiler.is_compiling():
@@ -176,6 +178,17 @@ def _held(norm: nn.BatchNorm2d) -> list[Tensor | None]:
     return [getattr(norm, name) for name in _TENSORS]  # FSDP keeps them as ordinary attributes
 
 
+def _repeated(site: FlexAct, h: Deferred) -> Tensor | None:
+    """Return the result of a call like an earlier one of the site; None if it is not like one."""
+    norm, y, residual, residual_norm, _ = h
+    if not (is_untouched(site) and is_plain(norm, nn.BatchNorm2d) and norm.training):
+        return None
+    if residual_norm is not None and not (is_plain(residual_norm, nn.BatchNorm2d) and residual_norm.training):
+        return None
+    other = None if residual_norm is None else _batch_norm(residual_norm)
+    return site.repeated(y, *inputs_of(_batch_norm(norm), residual, other))
+
+
 def _run_fused(site: FlexAct, h: Deferred) -> Tensor:
     from flexact.ops.triton import nodes  # needs Triton
 
@@ -188,7 +201,9 @@ def _run_fused(site: FlexAct, h: Deferred) -> Tensor:
     found = None
     if _uses_batch(norm) and not torch.compiler.is_compiling():
         other = None if residual_norm is None else _batch_norm(residual_norm)
-        found = nodes.normalised(y, logits, _batch_norm(norm), residual, other, routing)
+        found = nodes.normalised(
+            y, logits, _batch_norm(norm), residual, other, routing, site.router.known_calls[site.index]
+        )
     if found is None:
         found = _run_without_extension(logits, h._replace(residual=residual), routing)
     x, statistics = found

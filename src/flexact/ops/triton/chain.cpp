@@ -3,167 +3,27 @@
 
 #include <Python.h>
 
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/ops/_foreach_sub.h>
 #include <ATen/ops/cat.h>
 #include <c10/core/DeviceGuard.h>
-#include <torch/csrc/autograd/custom_function.h>
-#include <torch/csrc/autograd/functions/accumulate_grad.h>
-#include <torch/csrc/autograd/generated/Functions.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/utils/object_ptr.h>
-#include <torch/version.h>
 
+#include "batch_norm_source.h"
 #include "pass_operators.h"
 #include "passes.h"
+#include "site_node.h"
 
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 /* A pass that runs alone, on several tensors that are concatenated, and others. */
 struct Joined : torch::CustomClassHolder {
     Pass pass;
     std::vector<int64_t> outputs;
     std::vector<at::ScalarType> dtypes; /* of the others */
-};
-
-/* Where the gradient of an input is: a tensor of the backward pass, or `length` elements of it if that is not 0. */
-struct Gradient {
-    int64_t position, offset, length;
-
-    bool operator==(const Gradient &other) const {
-        return position == other.position && offset == other.offset && length == other.length;
-    }
-};
-
-struct Chain : torch::CustomClassHolder {
-    std::vector<at::ScalarType> dtypes; /* of the inputs */
-    std::vector<bool> aligned;          /* whether the address of an input must be a multiple of 16 */
-    int device;
-    std::vector<Pass> forward;
-    std::vector<Pass> restore; /* at most one, from saved tensors to one that takes the place of the first of them */
-    Pass backward; /* its inputs are the gradient of x and the saved tensors */
-    int64_t x, statistics;
-    std::vector<int64_t> saved;
-    std::vector<Gradient> gradients;    /* of the first inputs */
-    Reference again{nullptr};           /* a function for a backward with create_graph=True */
-};
-
-using ChainPtr = c10::intrusive_ptr<Chain>;
-
-/* Whether a kernel needs an address of an input that is a multiple of 16. */
-bool must_be_aligned(const Chain &chain, size_t input) {
-    std::vector<uint64_t> every(chain.dtypes.size(), 0);
-    every[input] = 8;
-    const auto fails = [](const Pass &pass, const std::vector<uint64_t> &from) {
-        std::vector<uint64_t> own;
-        for (const auto position : pass.takes) own.push_back(from[position]);
-        own.resize(own.size() + pass.buffers.size());
-        return driver.check(pass.kernels, pass.count, own.data()) != 0;
-    };
-    bool found = false;
-    for (const auto &pass : chain.forward) {
-        found |= fails(pass, every);
-        every.resize(every.size() + pass.buffers.size());
-    }
-    std::vector<uint64_t> saved;
-    for (const auto position : chain.saved) saved.push_back(every[position]);
-    for (const auto &pass : chain.restore) found |= fails(pass, saved);
-    saved.insert(saved.begin(), 0);
-    return found || fails(chain.backward, saved);
-}
-
-/* Return the gradients of a backward with create_graph=True, from Python. */
-variable_list again(const Chain &chain, const Tensor &delta, const variable_list &saved) {
-    const Lock lock;
-    THPObjectPtr arguments(PyTuple_New(1 + saved.size()));
-    PyTuple_SET_ITEM(arguments.get(), 0, THPVariable_Wrap(delta));
-    for (size_t i = 0; i < saved.size(); i++) PyTuple_SET_ITEM(arguments.get(), i + 1, THPVariable_Wrap(saved[i]));
-    THPObjectPtr result(PyObject_Call(chain.again.object, arguments.get(), nullptr));
-    if (!result) {
-        python_error error;
-        error.persist();
-        throw error;
-    }
-    TORCH_CHECK_TYPE(PyTuple_Check(result.get()), "expected a tuple of gradients");
-    variable_list found;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(result.get()); i++) {
-        PyObject *one = PyTuple_GET_ITEM(result.get(), i);
-        found.push_back(THPVariable_Check(one) ? THPVariable_Unpack(one) : Tensor());
-    }
-    return found;
-}
-
-/* Replace the first saved tensor by one that a pass computes, with the graph of the first input of this node. */
-void restore(const Pass &pass, variable_list &saved, int device) {
-    {
-        at::AutoDispatchBelowADInplaceOrView guard;
-        const c10::DeviceGuard on_device(saved[0].device());
-        auto own = taken(pass, saved);
-        add_buffers(pass, own);
-        launch(pass, own, device);
-        saved[0] = own[pass.takes.size()];
-    }
-    if (at::GradMode::is_enabled())
-        torch::autograd::impl::set_gradient_edge(saved[0], torch::autograd::get_current_node()->next_edge(0));
-}
-
-struct Site : torch::autograd::Function<Site> {
-    static variable_list forward(AutogradContext *ctx, at::TensorList inputs, const ChainPtr &chain) {
-        at::AutoDispatchBelowADInplaceOrView guard;
-        const c10::DeviceGuard on_device(inputs[0].device());
-        std::vector<Tensor> every(inputs.begin(), inputs.end());
-        for (const auto &pass : chain->forward) {
-            auto own = taken(pass, every);
-            add_buffers(pass, own);
-            launch(pass, own, chain->device);
-            every.insert(every.end(), own.begin() + pass.takes.size(), own.end());
-        }
-        variable_list saved;
-        for (const auto position : chain->saved) saved.push_back(every[position]);
-        ctx->save_for_backward(std::move(saved));
-        ctx->set_materialize_grads(false);
-        ctx->saved_data["chain"] = c10::IValue::make_capsule(chain);
-        ctx->mark_non_differentiable({every[chain->statistics]});
-        return {every[chain->x], every[chain->statistics]};
-    }
-
-    static variable_list backward(AutogradContext *ctx, variable_list upstream) {
-        const auto held = ctx->saved_data["chain"].toCapsule();
-        const auto &chain = static_cast<const Chain &>(*held);
-        variable_list found(chain.dtypes.size() + 1);
-        if (!upstream[0].defined()) return found;
-        auto saved = ctx->get_saved_variables();
-        for (const auto &pass : chain.restore) restore(pass, saved, chain.device);
-        if (at::GradMode::is_enabled()) {
-            auto given = again(chain, upstream[0], saved);
-            std::move(given.begin(), given.end(), found.begin());
-            return found;
-        }
-        at::AutoDispatchBelowADInplaceOrView guard;
-        const c10::DeviceGuard on_device(saved[0].device());
-        const Tensor h = saved[0];
-        Tensor delta = upstream[0];
-        if (delta.strides() != h.strides() || delta._is_zerotensor() || delta.is_neg())
-            delta = at::empty_like(h).copy_(delta);
-        saved.insert(saved.begin(), delta);
-        auto tensors = taken(chain.backward, saved);
-        add_buffers(chain.backward, tensors);
-        if (launch(chain.backward, tensors, chain.device)) {
-            tensors[0] = at::empty_like(h).copy_(delta);
-            launch(chain.backward, tensors, chain.device);
-        }
-        for (size_t i = 0; i < chain.gradients.size(); i++) {
-            const auto &own = chain.gradients[i];
-            if (!ctx->needs_input_grad(i)) continue;
-            /* Two views of one part would share memory as the .grad of two parameters, so the same one is returned. */
-            for (size_t j = 0; j < i && !found[i].defined(); j++)
-                if (own == chain.gradients[j]) found[i] = found[j];
-            if (found[i].defined()) continue;
-            found[i] = own.length ? tensors[own.position].narrow(0, own.offset, own.length) : tensors[own.position];
-        }
-        return found;
-    }
 };
 
 Gradient gradient(PyObject *item) {
@@ -181,13 +41,15 @@ template <typename Held> PyObject *capsule(c10::intrusive_ptr<Held> held) {
     });
 }
 
-/* make(inputs, forward, restore, backward, x, statistics, saved, gradients, again): return a chain for inputs like these. */
+/* make(inputs, forward, restore, backward, x, statistics, saved, gradients, again, is_flat, kind): return a chain for
+   inputs like these. */
 PyObject *make(PyObject *, PyObject *arguments) {
     HANDLE_TH_ERRORS
-    PyObject *inputs, *forward, *restore, *backward, *saved, *gradients, *again;
+    PyObject *inputs, *forward, *restore, *backward, *saved, *gradients, *again, *kind;
     long long x, statistics;
-    if (!PyArg_ParseTuple(arguments, "OOOOLLOOO", &inputs, &forward, &restore, &backward, &x, &statistics, &saved,
-                          &gradients, &again))
+    int is_flat;
+    if (!PyArg_ParseTuple(arguments, "OOOOLLOOOpO", &inputs, &forward, &restore, &backward, &x, &statistics, &saved,
+                          &gradients, &again, &is_flat, &kind))
         return nullptr;
     auto chain = c10::make_intrusive<Chain>();
     const auto given = list<Tensor>(inputs, tensor);
@@ -201,76 +63,156 @@ PyObject *make(PyObject *, PyObject *arguments) {
     chain->gradients = list<Gradient>(gradients, gradient);
     for (size_t i = 0; i < given.size(); i++) chain->aligned.push_back(must_be_aligned(*chain, i));
     chain->again = Reference(again);
+    for (const auto &one : given) chain->sizes.push_back(one.sizes().vec());
+    chain->strides = given[0].strides().vec(), chain->kind = Reference(kind);
+    chain->is_flat = is_flat, chain->need_logits = given[1].requires_grad();
     return capsule(std::move(chain));
     END_HANDLE_TH_ERRORS
+}
+
+/* Return x and its statistics; nothing if the chain does not support the inputs. */
+variable_list applied(const ChainPtr &chain, std::vector<Tensor> &inputs) {
+    TORCH_CHECK_VALUE(inputs.size() == chain->dtypes.size(), "expected ", chain->dtypes.size(), " inputs");
+    for (size_t i = 0; i < inputs.size(); i++) {
+        auto &one = inputs[i];
+        if (one.scalar_type() != chain->dtypes[i] || one.get_device() != chain->device || one._is_zerotensor() ||
+            one.is_neg() || one._fw_grad(0).defined() || (chain->aligned[i] && address(one) % 16))
+            return {};
+        if (i < chain->gradients.size()) continue;
+        if (!one.is_non_overlapping_and_dense()) return {};
+    }
+    if (!inputs[0].is_non_overlapping_and_dense()) return {};
+    const at::TensorList every(inputs);
+    const auto count = chain->gradients.size();
+    return Site::apply(every.slice(0, count), Constants{every.slice(count)}, chain);
+}
+
+ChainPtr held_chain(PyObject *item) {
+    auto *pointer = static_cast<Chain *>(PyCapsule_GetPointer(item, Name<Chain>));
+    if (!pointer) throw python_error();
+    return ChainPtr::reclaim_copy(pointer);
 }
 
 /* apply(chain, *inputs): return x and its statistics; None if the chain does not support the inputs. */
 PyObject *apply(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
     HANDLE_TH_ERRORS
     TORCH_CHECK_TYPE(count > 0, "expected a chain");
-    auto *pointer = static_cast<Chain *>(PyCapsule_GetPointer(arguments[0], Name<Chain>));
-    if (!pointer) return nullptr;
-    const auto chain = ChainPtr::reclaim_copy(pointer);
     std::vector<Tensor> inputs;
     inputs.reserve(count - 1);
-    TORCH_CHECK_VALUE(static_cast<size_t>(count - 1) == chain->dtypes.size(), "expected ", chain->dtypes.size(), " inputs");
-    for (Py_ssize_t i = 1; i < count; i++) {
-        inputs.push_back(tensor(arguments[i]));
-        const auto &one = inputs.back();
-        if (one.scalar_type() != chain->dtypes[i - 1] || one.get_device() != chain->device || one._is_zerotensor() ||
-            one.is_neg() || one._fw_grad(0).defined() || (chain->aligned[i - 1] && address(one) % 16))
-            Py_RETURN_NONE;
-        /* The others must not become inputs of the node. */
-        if (inputs.size() > chain->gradients.size() && one.requires_grad()) inputs.back() = one.detach();
-    }
-    if (!inputs[0].is_non_overlapping_and_dense()) Py_RETURN_NONE;
-    const auto found = Site::apply(at::TensorList(inputs), chain);
-    PyObject *x = THPVariable_Wrap(found[0]), *statistics = THPVariable_Wrap(found[1]);
-    PyObject *both = PyTuple_Pack(2, x, statistics);
-    Py_DECREF(x), Py_DECREF(statistics);
-    return both;
+    for (Py_ssize_t i = 1; i < count; i++) inputs.push_back(tensor(arguments[i]));
+    const auto found = applied(held_chain(arguments[0]), inputs);
+    if (found.empty()) Py_RETURN_NONE;
+    const THPObjectPtr x(THPVariable_Wrap(found[0])), statistics(THPVariable_Wrap(found[1]));
+    return PyTuple_Pack(2, x.get(), statistics.get());
     END_HANDLE_TH_ERRORS
 }
 
-/* Return what a batch norm in training saved to compute its output h, and its bias, in the order of `restoring.Source`;
-   nothing if the node of h is another one. */
-template <typename Norm> variable_list saved_by(const Tensor &h) {
-#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 8
-    return {}; /* has_hooks is missing, and Python does not call this */
-#else
-    const auto *norm = dynamic_cast<const Norm *>(h.grad_fn().get());
-    if (!norm || !norm->training || norm->input_.has_hooks()) return {};
-    const auto *bias = dynamic_cast<const torch::autograd::AccumulateGrad *>(norm->next_edge(2).function.get());
-    if (!bias) return {};
-    try {
-        if (!norm->running_mean_.unpack().defined()) return {}; /* as in Python */
-        return {norm->input_.unpack(), norm->result1_.unpack(h.grad_fn()), norm->result2_.unpack(h.grad_fn()),
-                norm->weight_.unpack(), bias->variable};
-    } catch (const std::exception &) { /* y was written to, or the graph was freed */
-        return {};
-    }
-#endif
-}
-
-/* source_of(h): the same as `restoring.source_of`, as a tuple. */
+/* source_of(h): the same as `source`, as a tuple; None if there is none. */
 PyObject *source_of(PyObject *, PyObject *item) {
     HANDLE_TH_ERRORS
-    const Tensor h = tensor(item);
-    if (h._version() || !h.grad_fn()) Py_RETURN_NONE;
-    auto found = saved_by<torch::autograd::generated::NativeBatchNormBackward0>(h);
-    if (found.empty()) found = saved_by<torch::autograd::generated::CudnnBatchNormBackward0>(h);
-    if (found.empty() || !found[3].defined()) Py_RETURN_NONE;
-    const auto &y = found[0];
-    const bool is_supported = found[1].scalar_type() == at::kFloat && found[2].scalar_type() == at::kFloat &&
-                              y.scalar_type() == h.scalar_type() && y.sizes() == h.sizes() &&
-                              y.strides() == h.strides() &&
-                              (y.is_contiguous() || y.is_contiguous(at::MemoryFormat::ChannelsLast)) &&
-                              found[3].is_contiguous() && found[4].is_contiguous() && y.numel();
-    if (!is_supported) Py_RETURN_NONE;
-    PyObject *source = PyTuple_New(found.size());
-    for (size_t i = 0; i < found.size(); i++) PyTuple_SET_ITEM(source, i, THPVariable_Wrap(found[i]));
-    return source;
+    const auto found = source(tensor(item));
+    if (found.empty()) Py_RETURN_NONE;
+    PyObject *own = PyTuple_New(found.size());
+    for (size_t i = 0; i < found.size(); i++) PyTuple_SET_ITEM(own, i, THPVariable_Wrap(found[i]));
+    return own;
+    END_HANDLE_TH_ERRORS
+}
+
+/* Whether gradients are enabled, outside of torch.func, traces and dispatch modes. */
+bool is_eager() {
+    using at::DispatchKey;
+    return at::GradMode::is_enabled() && !c10::impl::TorchDispatchModeTLS::stack_len() &&
+           !c10::impl::tls_is_dispatch_key_included(DispatchKey::FuncTorchDynamicLayerFrontMode) &&
+           !c10::impl::tls_is_dispatch_key_included(DispatchKey::Tracer);
+}
+
+/* Whether a chain ran for a call with inputs like these. */
+bool serves(const Chain &chain, const std::vector<Tensor> &inputs) {
+    const Tensor &h = inputs[0];
+    if (chain.is_flat ? h.numel() != c10::multiply_integers(chain.sizes[0])
+                      : h.sizes() != chain.sizes[0] || h.strides() != chain.strides)
+        return false;
+    bool needs_gradients = false;
+    for (size_t i = 0; i < inputs.size(); i++) {
+        const bool is_residual = i && inputs[i].dim() == 4;
+        if ((i && inputs[i].sizes() != chain.sizes[i]) || (is_residual && inputs[i].strides() != chain.strides))
+            return false;
+        needs_gradients |= i < chain.gradients.size() && inputs[i].requires_grad();
+    }
+    return needs_gradients;
+}
+
+/* Return the rows of a site in the table of the probabilities of all sites. */
+Tensor own_part(const Tensor &table, int64_t first_row, const std::vector<int64_t> &sizes) {
+    at::AutoDispatchBelowADInplaceOrView guard; /* faster, and the table has no graph */
+    return table.narrow(0, first_row, sizes[0]).narrow(1, 0, sizes[1]);
+}
+
+/* The tensors in a list or a tuple. */
+std::vector<Tensor> items(PyObject *sequence) {
+    std::vector<Tensor> found;
+    const auto count = PySequence_Fast_GET_SIZE(sequence);
+    found.reserve(count);
+    for (Py_ssize_t i = 0; i < count; i++) found.push_back(tensor(PySequence_Fast_GET_ITEM(sequence, i)));
+    return found;
+}
+
+int64_t version(const Tensor &one) { return one.is_inference() ? -1 : one._version(); }
+
+/* repeat(chains, kind, h, logits, is_committed, read, dropped_at, alive_version, table, first_row, temperature,
+   with_gradients, running): run a call of a site again with one of the chains that ran for earlier calls. Return x, the
+   sensitivities, or None if there are none or checkpointing recomputes the call, and the number of elements per sample
+   and row; None if the call is not like an earlier one.
+
+   read: the id of the logits and how often they were written to when the table was computed. alive_version: how often
+   `dropped_at` was written to when the site read it. */
+PyObject *repeat(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
+    HANDLE_TH_ERRORS
+    TORCH_CHECK_TYPE(count == 13 && PyTuple_Check(arguments[0]), "expected a tuple of chains and 12 more arguments");
+    PyObject *chains = arguments[0], *read = arguments[5];
+    if (!THPVariable_CheckExact(arguments[2]) || !THPVariable_CheckExact(arguments[3]) || !PyTuple_Check(read) ||
+        !is_eager())
+        Py_RETURN_NONE;
+    const Tensor h = tensor(arguments[2]);
+    Tensor logits = tensor(arguments[3]);
+    const bool is_committed = arguments[4] == Py_True;
+    if (PyLong_AsVoidPtr(PyTuple_GET_ITEM(read, 0)) != arguments[3] ||
+        number(PyTuple_GET_ITEM(read, 1)) != version(logits) || number(arguments[7]) != version(tensor(arguments[6])))
+        Py_RETURN_NONE;
+    if (is_committed) logits = logits.detach();
+    const auto with_gradients = items(arguments[11]), running = items(arguments[12]);
+    variable_list from;
+    if (arguments[1] == Py_None && (h.scalar_type() == at::kHalf || h.scalar_type() == at::kBFloat16))
+        if (!at::SavedTensorDefaultHooks::get_hooks()) from = source(h);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(chains); i++) {
+        const auto chain = held_chain(PyTuple_GET_ITEM(chains, i));
+        const auto first = 2 + with_gradients.size(); /* the position of the probabilities */
+        if (chain->is_slower || chain->restore.empty() != from.empty() ||
+            chain->need_logits != logits.requires_grad() ||
+            chain->dtypes.size() != first + 2 + running.size() + from.size())
+            continue;
+        const int is_same_kind = PyObject_RichCompareBool(chain->kind.object, arguments[1], Py_EQ);
+        if (is_same_kind < 0) return nullptr;
+        if (!is_same_kind) continue;
+        std::vector<Tensor> inputs{h, logits};
+        inputs.reserve(chain->dtypes.size());
+        inputs.insert(inputs.end(), with_gradients.begin(), with_gradients.end());
+        inputs.push_back(own_part(tensor(arguments[8]), number(arguments[9]), chain->sizes[first]));
+        inputs.push_back(tensor(arguments[10]));
+        inputs.insert(inputs.end(), running.begin(), running.end());
+        inputs.insert(inputs.end(), from.begin(), from.end());
+        if (!serves(*chain, inputs)) continue;
+        const auto found = applied(chain, inputs);
+        if (found.empty()) Py_RETURN_NONE;
+        const bool gathers = found[1].numel() && torch::autograd::get_current_graph_task_id() == -1;
+        const int64_t samples = h.dim() ? h.size(0) : h.numel(); /* of a scalar the width is 1 */
+        const int64_t rows = chain->sizes[first][0];
+        const THPObjectPtr width(PyLong_FromLongLong(std::max<int64_t>(h.numel() / (samples * rows), 1)));
+        const THPObjectPtr x(THPVariable_Wrap(found[0]));
+        const THPObjectPtr sensitivities(gathers ? THPVariable_Wrap(found[1]) : Py_NewRef(Py_None));
+        return PyTuple_Pack(3, x.get(), sensitivities.get(), width.get());
+    }
+    Py_RETURN_NONE;
     END_HANDLE_TH_ERRORS
 }
 
@@ -366,6 +308,7 @@ PyObject *connect(PyObject *, PyObject *arguments) {
 PyMethodDef methods[] = {
     {"make", make, METH_VARARGS, nullptr},
     {"apply", reinterpret_cast<PyCFunction>(reinterpret_cast<void *>(apply)), METH_FASTCALL, nullptr},
+    {"repeat", reinterpret_cast<PyCFunction>(reinterpret_cast<void *>(repeat)), METH_FASTCALL, nullptr},
     {"source_of", source_of, METH_O, nullptr},
     {"make_joined", make_joined, METH_VARARGS, nullptr},
     {"run_joined", run_joined, METH_VARARGS, nullptr},

@@ -6,7 +6,7 @@ the buffers of each pass of the forward. The backward takes δ, the gradient of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -19,10 +19,18 @@ class Chain:
 
     inputs: the number of inputs. Those that have gradients come first.
     again: computes the gradients from δ and the saved tensors if the backward runs with create_graph=True.
+    is_flat: whether it serves any first input with the same number of elements.
+    kind: what else distinguishes its kernels from those of other calls of the same site.
     """
 
-    def __init__(self, inputs: int, again: Callable[..., tuple[Tensor | None, ...]]) -> None:
-        self.inputs, self.again = inputs, again
+    def __init__(
+        self,
+        inputs: int,
+        again: Callable[..., tuple[Tensor | None, ...]],
+        is_flat: bool = False,
+        kind: Hashable = None,
+    ) -> None:
+        self.inputs, self.again, self.is_flat, self.kind = inputs, again, is_flat, kind
         self._count = inputs
         self._forward: list[tuple[Pass, Sequence[int]]] = []
         self._restore: tuple[Pass, Sequence[int]] | None = None
@@ -96,5 +104,5 @@ class Chain:
         forward, rest = described[: len(self._forward)], described[len(self._forward) : -1]
         return extension.make(
             tuple(inputs), tuple(forward), tuple(rest), described[-1], self._x, self._statistics, self._saved,
-            self._gradients, self.again,
+            self._gradients, self.again, self.is_flat, self.kind,
         )  # fmt: skip

@@ -28,7 +28,9 @@ from flexact.ops.triton import driver
 from flexact.ops.triton.pass_operators import first_run
 
 SOURCE = Path(__file__).with_name("chain.cpp")
-HEADERS = tuple(SOURCE.with_name(name) for name in ("passes.h", "pass_operators.h"))
+HEADERS = tuple(
+    SOURCE.with_name(name) for name in ("passes.h", "pass_operators.h", "batch_norm_source.h", "site_node.h")
+)
 VARIABLE = "FLEXACT_EXTENSION"
 """The environment variable that disables the extension if it is 0."""
 

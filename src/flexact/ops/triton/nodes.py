@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from flexact.ops import operators
-from flexact.ops.batch_norm import BatchNorm
+from flexact.ops.batch_norm import BatchNorm, inputs_of
 from flexact.ops.blending import Blending
+from flexact.ops.known_calls import KnownCalls
 from flexact.ops.triton import autograd, extension, kernels, restoring
 from flexact.ops.triton.chain import Chain
 from flexact.ops.triton.moments import moments_pass
@@ -30,11 +31,14 @@ _needs_python: set[Hashable] = set()
 """The keys of chains whose backward ran with create_graph=True. The functions in Python are faster at that."""
 
 
-def routed(h: Tensor, logits: Tensor, blending: Blending) -> tuple[Tensor, Tensor]:
-    """Return the routed activation of h and its statistics."""
+def routed(h: Tensor, logits: Tensor, blending: Blending, known: KnownCalls | None = None) -> tuple[Tensor, Tensor]:
+    """Return the routed activation of h and its statistics.
+
+    known: receives the chain if the extension runs this call.
+    """
     module = _extension(h, blending)
     source = restoring.source_of(h, module)
-    found = None if module is None else _routed(module, h, logits, blending, source)
+    found = None if module is None else _routed(module, h, logits, blending, source, known)
     if found is None:
         found = autograd.routed(h, logits, blending)
         if source is not None:
@@ -43,7 +47,7 @@ def routed(h: Tensor, logits: Tensor, blending: Blending) -> tuple[Tensor, Tenso
 
 
 def _routed(
-    module: Any, h: Tensor, logits: Tensor, blending: Blending, source: Source | None
+    module: Any, h: Tensor, logits: Tensor, blending: Blending, source: Source | None, known: KnownCalls | None
 ) -> tuple[Tensor, Tensor] | None:
     """Return the result of `routed` from the extension; None if it does not run."""
     if not (h.requires_grad or logits.requires_grad):
@@ -57,32 +61,33 @@ def _routed(
     chain = _chains.get(key)
     if chain is None:
         chain = _added(key, _routed_chain(key, h, blending, logits.requires_grad, source))
-    return _applied(module, chain, (h, logits, p, temperature, *(source or ())))
+    return _applied(module, chain, (h, logits, p, temperature, *(source or ())), known)
 
 
 def normalised(
-    y: Tensor, logits: Tensor, norm: BatchNorm, residual: Tensor | None, other: BatchNorm | None, blending: Blending
+    y: Tensor,
+    logits: Tensor,
+    norm: BatchNorm,
+    residual: Tensor | None,
+    other: BatchNorm | None,
+    blending: Blending,
+    known: KnownCalls | None = None,
 ) -> tuple[Tensor, Tensor] | None:
     """Return the routed activation of norm(y) + residual and its statistics, and update the running statistics. Return
     None if the extension does not run.
 
-    other: the batch norm of the residual, if it has one.
+    other: the batch norm of the residual, if it has one. known: as for `routed`.
     """
     module = _extension(y, blending)
     if module is None:
         return None
     _, p, temperature, keys, alive, _, statistics = blending
-    norms = norm.key, residual is None, other and other.key
-    key = (y.shape, y.stride(), y.dtype, norms, p.shape, keys, alive, statistics, logits.requires_grad)
+    kind, with_gradients, running = inputs_of(norm, residual, other)
+    key = (y.shape, y.stride(), y.dtype, kind, p.shape, keys, alive, statistics, logits.requires_grad)
     chain = _chains.get(key)
     if chain is None:
-        chain = _added(key, _normalised_chain(y, norm, residual, other, blending, logits.requires_grad))
-    inputs = [y, logits]
-    for one in (norm.weight, norm.bias, residual, *((other.weight, other.bias) if other else ())):
-        if one is not None:
-            inputs.append(one)
-    inputs += (p, temperature, *(norm.running or ()), *((other.running or ()) if other else ()))
-    return _applied(module, chain, inputs)
+        chain = _added(key, _normalised_chain(y, norm, residual, other, blending, logits.requires_grad, kind))
+    return _applied(module, chain, (y, logits, *with_gradients, p, temperature, *running), known)
 
 
 def _extension(h: Tensor, blending: Blending) -> Any:
@@ -92,11 +97,13 @@ def _extension(h: Tensor, blending: Blending) -> Any:
     return extension.ready() if torch.is_grad_enabled() else None
 
 
-def _applied(module: Any, chain: Chain, inputs: Any) -> tuple[Tensor, Tensor] | None:
+def _applied(module: Any, chain: Chain, inputs: Any, known: KnownCalls | None = None) -> tuple[Tensor, Tensor] | None:
     native = chain.native(module, inputs)
     if native is None:
         return None
     found: tuple[Tensor, Tensor] | None = module.apply(native, *inputs)
+    if found is not None and known is not None:
+        known.add(module.repeat, native)
     return found
 
 
@@ -110,7 +117,8 @@ def _added(key: Hashable, chain: Chain) -> Chain:
 def _routed_chain(key: Hashable, h: Tensor, blending: Blending, need_logits: bool, source: Source | None) -> Chain:
     h_at, logits_at, p, temperature, y_at, *others = range(4 + len(Source._fields))
     again = functools.partial(_routed_again, key, blending.keys, blending.alive, blending.channel_dim)
-    chain = Chain(4 if source is None else 4 + len(source), again)
+    is_flat = source is None and blending.probabilities.shape[0] == 1
+    chain = Chain(4 if source is None else 4 + len(source), again, is_flat)
     if source is not None:
         copy, restore = restoring.passes(source.y)
         chain.restore(restore, (y_at, *chain.add(copy, others)))
@@ -129,6 +137,7 @@ def _normalised_chain(
     other: BatchNorm | None,
     blending: Blending,
     need_logits: bool,
+    norms: Hashable,
 ) -> Chain:
     names = ["y", "logits"]
     names += ["weight", "bias"] if norm.weight is not None else []
@@ -139,7 +148,7 @@ def _normalised_chain(
     names += _running("") if norm.running is not None else []
     names += _running("other ") if other is not None and other.running is not None else []
     at = {name: number for number, name in enumerate(names)}
-    chain = Chain(len(names), _normalised_again)
+    chain = Chain(len(names), _normalised_again, kind=norms)
 
     def moments(tensor: Tensor, name: str, own: BatchNorm, prefix: str) -> int:
         steps = moments_pass(tensor, own.running is not None, own.momentum, own.eps)
