@@ -264,7 +264,8 @@ PyObject *source_of(PyObject *, PyObject *item) {
                               y.scalar_type() == h.scalar_type() && y.sizes() == h.sizes() &&
                               y.strides() == h.strides() &&
                               (y.is_contiguous() || y.is_contiguous(at::MemoryFormat::ChannelsLast)) &&
-                              found[3].is_contiguous() && found[4].is_contiguous() && y.numel();
+                              found[3].is_contiguous() && found[4].is_contiguous() && y.numel() &&
+                              found[3].storage().nbytes() && found[4].storage().nbytes(); /* else freed, as in Python */
     if (!is_supported) Py_RETURN_NONE;
     PyObject *source = PyTuple_New(found.size());
     for (size_t i = 0; i < found.size(); i++) PyTuple_SET_ITEM(source, i, THPVariable_Wrap(found[i]));

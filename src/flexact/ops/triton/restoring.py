@@ -101,8 +101,15 @@ def _is_supported(h: Tensor, y: Tensor, mean: Any, rstd: Any, weight: Any, bias:
         and (y.is_contiguous() or y.is_contiguous(memory_format=torch.channels_last))
         and weight.is_contiguous()
         and bias.is_contiguous()
+        and _has_memory(weight)
+        and _has_memory(bias)
         and y.numel() > 0
     )
+
+
+def _has_memory(parameter: Tensor) -> bool:
+    """Return whether the memory of a parameter is allocated. fully_shard frees it after the forward of a module."""
+    return parameter.untyped_storage().nbytes() > 0
 
 
 def passes(y: Tensor) -> tuple[Pass, Pass]:
