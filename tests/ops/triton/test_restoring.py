@@ -363,6 +363,15 @@ def test_with_hooks_of_saved_tensors_the_input_is_saved_and_nothing_is_unpacked_
     assert packed.unpacked > 0
 
 
+def test_a_compiled_model_is_one_graph() -> None:
+    pair, y = Pair(), image()
+    flexact.Schedule(pair, network_steps=10_000)
+    expected = gradients(pair(y), y, pair)
+    compiled = torch.compile(pair, backend="aot_eager", fullgraph=True)
+    for one, other in zip(gradients(compiled(y), y, pair), expected, strict=True):
+        assert error(one, other) < 2e-3
+
+
 @both_runners
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("around", ["norm", "site", "both"])
