@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from flexact.candidates.registry import lookup
-from flexact.ops import _routed, closed_form, dispatch, plain_form, reference, routed_activation, stacked_form
+from flexact.ops import _routed, closed_form, dispatch, reference, routed_activation, stacked_form
 from flexact.ops.blending import Blending
 from kernels import using
 from routed_cases import ALL, FIVE
@@ -333,7 +333,7 @@ def test_a_small_tensor_also_saves_values_but_less_than_a_plain_blend() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [1, 6], ids=["layer", "channel"])
-@pytest.mark.parametrize("form", [closed_form, stacked_form, plain_form], ids=["added", "stacked", "plain"])
+@pytest.mark.parametrize("form", [closed_form, stacked_form], ids=["added", "stacked"])
 def test_gradients_from_saved_values_are_bit_identical_to_recomputed_ones(
     dtype: torch.dtype, rows: int, form: Any
 ) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import flexact
 from flexact.ops import plain_form, reference, routed_activation
@@ -85,6 +86,14 @@ def test_hooks_for_saved_tensors() -> None:
             return routed(h, logits)
 
     assert_gradients(on_the_cpu)
+
+
+def test_a_dispatch_mode_that_observes_the_operations() -> None:
+    def observed(h: Tensor, logits: Tensor) -> Tensor:
+        with FlopCounterMode(display=False):
+            return routed(h, logits)
+
+    assert_gradients(observed)
 
 
 def test_the_backward_frees_what_the_forward_kept() -> None:

@@ -125,10 +125,11 @@ def _implementation(h: Tensor, blending: Blending, keeps: bool) -> Implementatio
     if dispatch.compiles():
         return _COMPILED
     closed, name = _closed_form(h), dispatch.active(h.device).name
-    if name not in ("plain", "measured") or not plain_form.supports(blending):
+    # Plain torch keeps a graph, which neither an operator nor a forward without gradients can.
+    if not keeps or name not in ("plain", "measured") or not plain_form.supports(blending):
         return closed
     if name == "measured":
-        name = measured_form.faster(h, blending, {"closed_form": closed, "plain": _PLAIN}) if keeps else "closed_form"
+        name = measured_form.faster(h, blending, {"closed_form": closed, "plain": _PLAIN})
     return _PLAIN if name == "plain" else closed
 
 

@@ -3,7 +3,8 @@
 - "triton": for CUDA tensors, or for any tensor, slowly, under Triton's interpreter.
 - "native": for CPU tensors, in C. The machine's C compiler builds it at first use, in under a second.
 - "closed_form": torch operations, for any tensor.
-- "plain": torch operations whose gradients autograd computes; the closed form for inputs that it does not support.
+- "plain": torch operations whose gradients autograd computes; the closed form for inputs that it does not support, in a
+  trace and without gradients.
 - "measured": the faster of these two in training, for any tensor; see `measured_form`.
 - "compiled": the closed form through torch.compile, only on request. Compilation blocks training, for about 20 s with
   five candidates. It does not run in the background, because rounding would change at a step that depends on the

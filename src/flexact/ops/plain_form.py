@@ -57,12 +57,9 @@ def forward(h: Tensor, blending: Blending, kept: list[Tensor] | None = None) -> 
 
 
 def backward(
-    delta: Tensor, h: Tensor, blending: Blending, need_logits: bool, kept: Sequence[Tensor] = ()
+    delta: Tensor, h: Tensor, blending: Blending, need_logits: bool, kept: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Return the result of `closed_form.backward`. kept: the tensors that `forward` saved; empty to recompute them."""
-    if not kept:
-        kept = list[Tensor]()
-        forward(h, blending._replace(statistics=False), kept)
+    """Return the result of `closed_form.backward`. kept: the tensors that `forward` saved."""
     x, *inputs = kept
     # The graph is retained for a caller that retains its own, and freed with the tensors that keep it.
     found = torch.autograd.grad(x, inputs if need_logits else inputs[:1], delta, retain_graph=True)

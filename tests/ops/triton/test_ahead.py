@@ -47,12 +47,15 @@ class Builder:
     """Stands in for the process that compiles: it waits until it may, and records what it was asked for."""
 
     def __init__(self, target: str, may: threading.Event, asked: list[str]) -> None:
-        self.target, self._may, self._asked = target, may, asked
+        self.target, self._may, self._asked, self._ended = target, may, asked, False
 
     def build(self, request: SimpleNamespace) -> bool:
         self._may.wait()
+        if self._ended:
+            raise BrokenPipeError
         self._asked.append(request.kernel)
         if request.kernel == "ends the process":
+            self._ended = True
             raise BrokenPipeError
         return request.kernel != "fails"
 

@@ -328,6 +328,15 @@ def of_a_strided_layout(pair: Pair) -> Tensor:
     return pair.norm(image().transpose(2, 3))
 
 
+def with_parameters_whose_memory_is_freed(pair: Pair) -> Tensor:
+    """As `fully_shard` leaves them after the forward of a batch norm that it shards on its own."""
+    h = pair.norm(image())
+    for parameter in pair.norm.parameters():
+        with torch.autograd._unsafe_preserve_version_counter(parameter):
+            parameter.untyped_storage().resize_(0)
+    return h
+
+
 def of_a_freed_graph(pair: Pair) -> Tensor:
     h = pair.norm(image())
     h.sum().backward()
@@ -338,7 +347,7 @@ def of_a_freed_graph(pair: Pair) -> Tensor:
     "unusual",
     [
         in_float32, in_evaluation, written_to, changed_in_place, with_y_written_to, reshaped, with_a_frozen_bias,
-        without_parameters, of_a_strided_layout, of_a_freed_graph,
+        without_parameters, of_a_strided_layout, of_a_freed_graph, with_parameters_whose_memory_is_freed,
     ],
 )  # fmt: skip
 @both_runners
@@ -346,8 +355,8 @@ def test_unusual_inputs_are_saved(unusual: Callable[[Pair], Tensor]) -> None:
     for find in (Pair.normal, unusual):
         pair = Pair()
         h = find(pair)
-        source = restoring.source_of(h, extension.ready())
-        assert (source is None) == (find is unusual)
+        is_saved = restoring.source_of(h, extension.ready()) is None
+        assert is_saved == (find is unusual)
 
 
 def test_a_site_without_gradients_needs_no_source() -> None:
@@ -376,6 +385,15 @@ def test_with_hooks_of_saved_tensors_the_input_is_saved_and_nothing_is_unpacked_
     for one, other in zip(gradients(x, y, pair), expected, strict=True):
         assert error(one, other) < 2e-3
     assert packed.unpacked > 0
+
+
+def test_a_compiled_model_is_one_graph() -> None:
+    pair, y = Pair(), image()
+    flexact.Schedule(pair, network_steps=10_000)
+    expected = gradients(pair(y), y, pair)
+    compiled = torch.compile(pair, backend="aot_eager", fullgraph=True)
+    for one, other in zip(gradients(compiled(y), y, pair), expected, strict=True):
+        assert error(one, other) < 2e-3
 
 
 @both_runners

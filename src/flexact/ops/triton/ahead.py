@@ -115,6 +115,12 @@ def _build_later(waiting: queue.LifoQueue[_Later]) -> None:
             wanted = request()
             if builder is None or builder.target != wanted.target:
                 builder = Builder(wanted.target)
-            if builder.build(wanted):
+            try:
+                succeeded = builder.build(wanted)
+            except OSError:  # the process has ended; the next request starts another one
+                builder.close()
+                builder = None
+                raise
+            if succeeded:
                 build()
         future.set_result(None)

@@ -42,7 +42,8 @@ variable_list source(const Tensor &h) {
                               y.scalar_type() == h.scalar_type() && y.sizes() == h.sizes() &&
                               y.strides() == h.strides() &&
                               (y.is_contiguous() || y.is_contiguous(at::MemoryFormat::ChannelsLast)) &&
-                              found[3].is_contiguous() && found[4].is_contiguous() && y.numel();
+                              found[3].is_contiguous() && found[4].is_contiguous() && y.numel() &&
+                              found[3].storage().nbytes() && found[4].storage().nbytes(); /* else freed, as in Python */
     return is_supported ? found : variable_list();
 }
 

@@ -48,7 +48,9 @@ class Builder:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            # Without PYTHONSAFEPATH, a file of the working directory could hide a module that this program imports.
+            env=os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"},
+            start_new_session=True,  # Ctrl-C and a notebook's interrupt are for the program alone
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -66,7 +68,8 @@ class Builder:
 
     def close(self) -> None:
         """End the process."""
-        self._process.communicate()  # closes the pipe of its requests
+        self._process.terminate()  # forked processes, as those of a DataLoader, may keep the pipe of its requests open
+        self._process.communicate()
 
 
 class _WithoutGPU:

@@ -46,8 +46,10 @@ def source_of(h: Tensor, extension: Any = None) -> Source | None:
     have been written to since.
     extension: the extension, which finds the same in less time, if it will run the site.
     """
-    if h.dtype not in _DTYPES or _top_hooks is None or _top_hooks(False) is not None:
-        return None  # hooks, as those of activation checkpointing, expect h
+    if h.dtype not in _DTYPES or torch.compiler.is_compiling():  # a compiler cannot trace what follows
+        return None
+    if _top_hooks is None or _top_hooks(False) is not None:  # hooks, as those of activation checkpointing, expect h
+        return None
     if extension is not None:
         found = extension.source_of(h)
         return None if found is None else Source._make(found)
@@ -101,8 +103,15 @@ def _is_supported(h: Tensor, y: Tensor, mean: Any, rstd: Any, weight: Any, bias:
         and (y.is_contiguous() or y.is_contiguous(memory_format=torch.channels_last))
         and weight.is_contiguous()
         and bias.is_contiguous()
+        and _has_memory(weight)
+        and _has_memory(bias)
         and y.numel() > 0
     )
+
+
+def _has_memory(parameter: Tensor) -> bool:
+    """Return whether the memory of a parameter is allocated. fully_shard frees it after the forward of a module."""
+    return parameter.untyped_storage().nbytes() > 0
 
 
 def passes(y: Tensor) -> tuple[Pass, Pass]:
