@@ -99,7 +99,7 @@ def phrases() -> list[str]:
         f"peak memory, eager | {memory[0]:.2f}; with `fuse=True` {memory[1]:.2f}",
         f"Without Triton, an eager step of ResNet-18 takes {cost('measured'):.2f} times as long",
         f"gains {short:.2f} points on CIFAR-100 in 30 epochs ({counted(short_seeds, 'seed')})",
-        f"in 200 it gains {long:.2f} ({counted(long_seeds, 'seed')}",
+        f"in 200 epochs its gain is {long:.2f} ({counted(long_seeds, 'seed')}",
     ]
 
 
