@@ -369,3 +369,13 @@ def test_fused_calls_like_earlier_ones_are_not_looked_up(committed: bool, monkey
     model.first.momentum = 0.5
     model(*images()).sum().backward()
     assert len(looked_up) == 2
+
+
+def test_an_empty_batch_can_be_repeated() -> None:
+    model = converted()
+    for _ in range(3):
+        h = torch.empty(0, 3, 5, requires_grad=True)
+        x = call(model, h)
+        x.sum().backward()
+        assert x.shape == h.shape
+    assert site(model).width == 1

@@ -205,7 +205,7 @@ PyObject *repeat(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
         const auto found = applied(chain, inputs);
         if (found.empty()) Py_RETURN_NONE;
         const bool gathers = found[1].numel() && torch::autograd::get_current_graph_task_id() == -1;
-        const int64_t samples = h.dim() ? h.size(0) : h.numel(); /* of a scalar the width is 1 */
+        const int64_t samples = h.dim() ? std::max<int64_t>(h.size(0), 1) : 1;
         const int64_t rows = chain->sizes[first][0];
         const THPObjectPtr width(PyLong_FromLongLong(std::max<int64_t>(h.numel() / (samples * rows), 1)));
         const THPObjectPtr x(THPVariable_Wrap(found[0]));
