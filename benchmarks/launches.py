@@ -110,7 +110,9 @@ def _launches(blocks: tuple[int, ...], way: str, batch: Batch, options: Options)
     with autocast(batch.device, batch.dtype == torch.bfloat16):
         out = training.network(batch.images)
     out.float().square().mean().backward()  # the policy needs gradients of the logits
-    policy = count(lambda: schedule.before_optimizer_step(training.optimizer), device)
+    act = schedule._action(training.optimizer)  # the hook of the optimizer's step
+    assert act is not None
+    policy = count(lambda: act(False), device)
     parts = {"draw": draw, "policy": policy, "schedule": count(schedule.step, device), "step": step}
     depth = {"layers": 2 * sum(blocks) + 2, "sites": sum(blocks), "way": way}
     return depth | parts | {"relu_step": count(relu.step, device)} | provenance()

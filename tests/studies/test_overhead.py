@@ -233,8 +233,9 @@ def test_launches_of_draw_and_policy_do_not_depend_on_depth() -> None:
         router = sites_of(training.network)[0].router
         draw = count(lambda router=router: router.refresh(True), CPU)
         training.network(training.batch.images).square().mean().backward()
-        act = functools.partial(training.schedule.before_optimizer_step, training.optimizer)
-        policy = count(act, CPU)
+        act = training.schedule._action(training.optimizer)
+        assert act is not None
+        policy = count(functools.partial(act, False), CPU)
         counted.append((draw, policy, count(training.schedule.step, CPU)))
     assert counted[0] == counted[1]
     draw, policy, schedule = counted[0]
